@@ -12,9 +12,9 @@ the rows: the errors of one half are those under the scales of the other, predic
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -54,7 +54,7 @@ class Process:
     y_mean: Tensor
     y_scale: Tensor
 
-    @cached_property
+    @functools.cached_property
     def _inverse(self) -> Tensor:
         """The inverse covariances of the targets, `[half, anchor, anchor]`."""
         return torch.stack([_inverse(_covariance(self.anchors, s), s, self.weight)[0] for s in self.log_scales])

@@ -8,7 +8,6 @@ no bundler is needed, and nothing that is generated is kept.
 from __future__ import annotations
 
 import base64
-import functools
 import hashlib
 import pathlib
 import re
@@ -67,7 +66,6 @@ def content_policy(*, script: str, style: str) -> str:
     )
 
 
-@functools.cache
 def page_html() -> str:
     """The whole page as one HTML document."""
     web = pathlib.Path(__file__).parent / "web"

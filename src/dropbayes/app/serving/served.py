@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import pathlib
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Annotated, Any
 
 import msgspec
@@ -73,7 +73,7 @@ class ServedModel:
         known = {} if classes is None else {"parameters": {"classes": [str(label) for label in classes]}}
         return {**about, "inputs": inputs, "outputs": outputs, **known}
 
-    @cached_property
+    @functools.cached_property
     def records_type(self) -> type[msgspec.Struct]:
         """A request of plain records: objects with a value for each column, and settings."""
         names = list(self.predictor.inputs)
