@@ -63,8 +63,8 @@ def test_inputs_without_rows_are_refused(x):
         as_inputs(x)
 
 
-def test_arrays_are_refused_with_the_remedy():
-    with pytest.raises(TypeError, match=r"torch\.as_tensor"):
+def test_other_data_are_refused_with_the_remedy():
+    with pytest.raises(TypeError, match=r"single rows as torch\.stack"):
         as_inputs([1.0, 2.0].__iter__())
 
 
