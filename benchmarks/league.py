@@ -141,7 +141,7 @@ def significance(means: Means, rivals: list[str], key: str) -> dict[str, float]:
 
 def not_ranked(means: Means, players: list[str]) -> set[str]:
     """Other efforts of ours, and contestants that played on too few tables."""
-    return {*EFFORTS, *(p for p in players if sum(p in scores for scores in means.values()) < 0.8 * len(means))}
+    return {*EFFORTS, *(p for p in players if sum(p in scores for scores in means.values()) < 0.6 * len(means))}
 
 
 def summary(means: Means, players: list[str], key: str) -> str:

@@ -295,6 +295,8 @@ def test_a_contestant_that_gave_up_is_last():
     results = {f"table {i}": trial_games({"dropbayes": 1.0, "boosting": 2.0, "extra trees": 3.0}) for i in range(3)}
     del results["table 0"]["boosting"]
     assert "| boosting | 2 | 2.33 |" in league.standings(results, list(results))
+    del results["table 1"]["boosting"]  # too few tables to be ranked on those it did not play
+    assert "| boosting | 1 | 2.00 |" in league.standings(results, list(results))
 
 
 def test_the_critical_difference_is_that_of_demsar():
