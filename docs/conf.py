@@ -50,7 +50,7 @@ nitpick_ignore_regex = [
         r"dropbayes\.(estimators\.(extrapolation\.Extrapolation|process\.Process|atoms\.Atoms|bounds\.Bounds|noise\.StudentNoise)"
         r"|estimators\.(transforms\.TargetTransform|recalibration\.Recalibration|ensembles\.Ensemble)"
         r"|app\.tables\.training\.(TrainingRows|Reading)"
-        r"|language\.meaning\.Text|population\.heads\.Head|processes\.(convolutions|networks)\.Step"
+        r"|language\.uncertainty\.Text|app\.models\.model\.Frame|population\.heads\.Head|processes\.networks\.Step"
         r"|app\.serving\.served\.ServedModel|training\.rows\.Rows|columns\.(notation\.Notation|inference\.Problem)"
         r"|linear\.(passes\.LinearPlan|perceptrons\.MomentsPlan))",
     ),
