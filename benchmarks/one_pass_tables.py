@@ -207,7 +207,7 @@ def compared(net: nn.Module, x: Tensor, held: tuple[Tensor, Tensor], test: tuple
     laplace = gaussian_laplace if test[1].is_floating_point() else class_laplace
     found = {"laplace": laplace(net, x, held, test)}
     if tuning.drop_probs:
-        judged = db.evaluate(tuning.network, *test, likelihood=tuning.likelihood)
+        judged = db.evaluate(tuning.network, *test, likelihood=tuning.likelihood, n_draws=1000)
         return {"tuned": judged.log_likelihood, **found}
     with torch.no_grad():
         return {"tuned": float(tuning.likelihood.log_density(net(test[0]), test[1]).mean()), **found}

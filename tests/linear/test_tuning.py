@@ -58,7 +58,7 @@ def test_a_harmful_fit_is_not_returned(monkeypatch):
     """Rates far too large on purpose: the rows that were not fitted refuse them."""
     net, x, y = of_one_layer(0.3, n=300)
     y = net.eval()(x).detach() + 0.01 * torch.randn(300, 1)
-    monkeypatch.setattr(Parts, "fit", lambda self, rows, y, likelihood: (torch.ones(1), db.Gaussian(1e4)))
+    monkeypatch.setattr(Parts, "fit", lambda self, *_: (dict.fromkeys(self.settings, 0.5), db.Gaussian(1e4)))
     tuning = tune_dropout(net, x, y)
     assert tuning.network is net and not tuning.drop_probs and tuning.gain == 0
     assert isinstance(tuning.likelihood, db.Gaussian)

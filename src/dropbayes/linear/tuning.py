@@ -74,7 +74,7 @@ def tune_dropout(
     """Drop probabilities, one per layer, and noise that fit held-out rows, without training the network again.
 
     Two thirds of the rows fit the rates; the others, which they have not seen, judge the network that results by its
-    draws. It is returned only if it is better there than the network without dropout.
+    draws. Only if it is better there than the network without dropout are rates returned: those that fit all rows.
 
     Args:
         net: A trained network that returns one tensor, rows first. The rates of its dropout are fitted; one without
@@ -104,19 +104,19 @@ def tune_dropout(
     y = y.to(parts.mean.device)
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed)).to(y.device)
     fitted, unseen = order[: 2 * len(y) // 3], order[2 * len(y) // 3 :]
-    ratios, tuned = parts.fit(fitted, y[fitted], likelihood)
-    rates = [round(ratio / (1 + ratio), 4) for ratio in ratios.tolist()]
-    drop_probs = dict(zip(parts.settings, rates, strict=True))
+    drop_probs, tuned = parts.fit(fitted, y[fitted], likelihood)
     candidate = _with_rates(candidate, parts.settings, drop_probs)
     plain = _with_best_noise(likelihood, parts.output[fitted], y[fitted])
     base = plain.log_density(parts.output[unseen], y[unseen])
     found, plainly = base, float(base.mean())
-    if any(rates):
+    if any(drop_probs.values()):
         sampled = draws(candidate, x, n_draws=n_draws, seed=seed, sampling=sampling)[:, unseen].double()
         found = tuned.log_density(sampled, y[unseen]).logsumexp(0) - math.log(n_draws)
     error = float((found - base).std() / math.sqrt(len(base)))
     if not float(found.mean()) > plainly:
-        return Tuning({}, plain, plainly, plainly, error, net)
+        return Tuning({}, _with_best_noise(likelihood, parts.output, y), plainly, plainly, error, net)
+    drop_probs, tuned = parts.fit(order, y[order], likelihood)
+    candidate = _with_rates(candidate, parts.settings, drop_probs)
     return Tuning(drop_probs, tuned, float(found.mean()), plainly, error, candidate)
 
 
@@ -165,13 +165,11 @@ class Parts:
 
     @torch.inference_mode(False)
     @torch.enable_grad()
-    def fit(self, rows: Tensor, y: Tensor, likelihood: Likelihood) -> tuple[Tensor, Likelihood]:
-        """The variances of the masks, and the likelihood with its noise, of the largest log-likelihood of some rows."""
+    def fit(self, rows: Tensor, y: Tensor, likelihood: Likelihood) -> tuple[dict[str, float], Likelihood]:
+        """The drop probabilities, and the likelihood with its noise, of the largest log-likelihood of some rows."""
         plain = _with_best_noise(likelihood, self.output[rows], y)
         scores = torch.full((len(self.settings),), -3.0).to(self.mean).requires_grad_()
-        noise = (
-            torch.zeros(1).to(self.mean).requires_grad_()
-        )  # the logarithm of its precision, relative to the plain one
+        noise = torch.zeros(1).to(self.mean).requires_grad_()  # logarithm of its precision, relative to the plain one
 
         def noisy(factor: Any) -> Likelihood:
             return Gaussian(factor * plain.precision) if isinstance(plain, Gaussian) else plain
@@ -184,7 +182,9 @@ class Parts:
 
         optimiser = torch.optim.LBFGS([scores, noise], max_iter=200, line_search_fn="strong_wolfe")
         optimiser.step(loss)
-        return MAX_RATIO * scores.detach().sigmoid(), noisy(math.exp(noise.item()))
+        ratios = (MAX_RATIO * scores.detach().sigmoid()).tolist()
+        rates = {path: round(ratio / (1 + ratio), 4) for path, ratio in zip(self.settings, ratios, strict=True)}
+        return rates, noisy(math.exp(noise.item()))
 
 
 def _with_best_noise(likelihood: Likelihood, output: Tensor, y: Tensor) -> Likelihood:
