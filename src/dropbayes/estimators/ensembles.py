@@ -103,7 +103,7 @@ class Ensemble(ABC):
         Args:
             n_draws: The number of draws per network.
             seed: The seed of the draws.
-            method: "sampling", or "linear" or "moments" for the Gaussian of each network's outputs, without draws.
+            method: "sampling", or "linear" or "moments" for the moments of each network without draws.
         """
         self._check_fitted()
         if method not in (None, *METHODS):
