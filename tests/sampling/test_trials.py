@@ -86,6 +86,17 @@ def test_a_mapped_linear_layer_has_the_precision_of_autocast():
         assert method(net, torch.randn(4, 3)) == "mapped"
 
 
+def test_a_mapped_last_layer_is_integrated_under_autocast(monkeypatch):
+    def forward(m, x):
+        return m.b(m.d(m.a(x) * m.a(m.d(m.position)).sum(0)))
+
+    net = Module(forward, a=nn.Linear(3, 64), d=nn.Dropout(0.3), b=nn.Linear(64, 2))
+    net.position = nn.Parameter(torch.randn(5, 3))
+    monkeypatch.setattr(planning.Plan, "_renewed", lambda *_, **__: pytest.fail("the network was inspected again"))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert db.predict(net, torch.randn(4, 3), n_draws=6).method == "last layer integrated, mapped"
+
+
 def test_a_network_that_needs_autocast_is_inspected_under_it():
     net = Module(
         lambda m, x: m.b(m.d(m.n(m.a(x)))),

@@ -91,7 +91,9 @@ def _is_mapped(args: Arguments) -> bool:
 
 def _linear(mode: RandomMode, func: Operation, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     result = mode.source.linear(input, weight, bias)
-    result = func(input, weight, bias) if result is None else result
+    if result is not None:
+        return result
+    result = func(input, weight, bias)
     if result.is_meta or result.dtype != torch.float32 or not torch.is_autocast_enabled(result.device.type):
         return result
     return result.to(torch.get_autocast_dtype(result.device.type))  # vmap adds a bias in its own precision
