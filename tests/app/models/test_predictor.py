@@ -264,6 +264,11 @@ def test_automatic_draws_of_a_row_are_those_of_their_number_and_depend_on_no_oth
             assert same_bits(automatic(part), {**plain, "draws_used": used[rows]})
 
 
+def test_predictions_that_stop_at_other_errors_share_no_batch(models):
+    keys = {db.Predictor.load(models / "numbers", n_draws="auto", tolerance=t).key[1:] for t in (0.01, 0.02)}
+    assert len(keys) == 2
+
+
 def test_automatic_draws_meet_their_tolerance(models, columns):
     columns = rows_of(columns, slice(20))
     predictor = db.Predictor.load(models / "numbers", n_draws="auto", tolerance=0.02)

@@ -214,9 +214,10 @@ class Predictor:
         return self.classes is not None and recalibration is not None and recalibration.method == "conformal"
 
     @property
-    def key(self) -> tuple[int, Draws, int, float, str]:
+    def key(self) -> tuple[int, Draws, int, float, str, float, int]:
         """The settings that determine a prediction's bits: in one process, equal keys may share a batch."""
-        return id(self._model), self.n_draws, self.seed, self.coverage, self.method
+        settings = self.n_draws, self.seed, self.coverage, self.method, self.tolerance, self.max_draws
+        return id(self._model), *settings
 
     @property
     def fingerprint(self) -> str:
