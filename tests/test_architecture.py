@@ -22,7 +22,6 @@ RANK = {
     "variational": 0,
     "covariances": 0,
     "tracing": 1,
-    "information": 1,
     "scores": 1,
     "conformal": 2,
     "decisions": 2,

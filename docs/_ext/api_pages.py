@@ -25,7 +25,7 @@ GROUPS = {
         "weight_layers", "variational", "layers", "covariances", "processes",
     ],
     "Judging and acting": [
-        "scores", "information", "calibration", "conformal", "decisions", "acquisition", "plots",
+        "scores", "scores.information", "calibration", "conformal", "decisions", "acquisition", "plots",
     ],
     "Training and files": ["training", "population", "runtime"],
     "The engine, for those who extend it": [

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from dropbayes.predictive import check, evaluate, predict
     from dropbayes.sampling import Sampling, draws, function_draw
     from dropbayes.sampling import sites as sites
+    from dropbayes.scores import information as information
     from dropbayes.training import fit, negative_elbo
     from dropbayes.weight_layers import Prior, model_precision, weight_decay
 
@@ -96,8 +97,10 @@ def __getattr__(name: str) -> Any:
     if home is not None:
         globals()[name] = value = getattr(importlib.import_module(f"dropbayes.{home}"), name)
         return value
-    if not name.startswith("_") and importlib.util.find_spec(f"dropbayes.{name}"):
-        return importlib.import_module(f"dropbayes.{name}")
+    package = {"information": "scores."}.get(name, "")  # a module inside one that is a name of the library, too
+    module = f"dropbayes.{package}{name}"
+    if not name.startswith("_") and importlib.util.find_spec(module):
+        return importlib.import_module(module)
     raise AttributeError(f"module 'dropbayes' has no attribute {name!r}")
 
 

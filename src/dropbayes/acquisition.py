@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dropbayes.information import OUTCOME_LIMIT, Outcomes, mutual_information
 from dropbayes.runtime.validation import (
     Array,
     check_count,
@@ -23,6 +22,7 @@ from dropbayes.runtime.validation import (
     random_generator,
     row_values,
 )
+from dropbayes.scores.information import OUTCOME_LIMIT, Outcomes, mutual_information
 
 if TYPE_CHECKING:
     from botorch.models.ensemble import EnsembleModel

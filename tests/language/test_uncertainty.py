@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
-from dropbayes.information import expected_entropy, mutual_information, predictive_entropy, variation_ratio
 from dropbayes.language.uncertainty import UncertaintyRecord
+from dropbayes.scores.information import expected_entropy, mutual_information, predictive_entropy, variation_ratio
 
 T, B, V = 4, 3, 5
 

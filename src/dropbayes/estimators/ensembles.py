@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dropbayes import information, linear
+from dropbayes import linear
 from dropbayes.estimators import files
 from dropbayes.estimators.atoms import AtomMixture, Atoms
 from dropbayes.estimators.bins import Bins
@@ -34,6 +34,7 @@ from dropbayes.population import Population, network
 from dropbayes.population.evaluation import in_units
 from dropbayes.predictive.mixtures import Mixture, draw_mean
 from dropbayes.runtime.validation import finite_tensor
+from dropbayes.scores import information
 from dropbayes.scores.averages import weighted_mean
 
 __all__ = ["METHODS", "ClassEnsemble", "Ensemble", "RegressionEnsemble"]

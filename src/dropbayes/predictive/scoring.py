@@ -13,9 +13,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from dropbayes import calibration, information, scores
+from dropbayes import calibration, scores
 from dropbayes.predictive.mixtures import Mixture
 from dropbayes.runtime.validation import Array, finite_tensor, matching_tensors, row_values, row_weights
+from dropbayes.scores import information
 from dropbayes.scores.averages import standard_error, weighted_mean
 
 COVERAGE_LEVELS = (0.5, 0.8, 0.95)

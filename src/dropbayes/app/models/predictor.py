@@ -17,7 +17,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from dropbayes import information
 from dropbayes.estimators.ensembles import METHODS, ClassEnsemble, Ensemble, RegressionEnsemble
 from dropbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from dropbayes.linear import N_POINTS, outputs_by
@@ -25,6 +24,7 @@ from dropbayes.predictive.mixtures import Mixture, draw_mean
 from dropbayes.runtime import storage
 from dropbayes.runtime.arrays import NumpyArray, round_digits
 from dropbayes.runtime.validation import check_count, check_positive, check_probability
+from dropbayes.scores import information
 
 if TYPE_CHECKING:  # slow to import, and a network does not need them
     import pyarrow as pa

@@ -15,14 +15,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dropbayes import calibration, information, scores
+from dropbayes import calibration, scores
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
 from dropbayes.predictive import ClassOutcomes, RegressionOutcomes, draw_mean
 from dropbayes.predictive.agreement import bias, class_agreement, interval_agreement
 from dropbayes.predictive.scoring import ScoreValue, reliability_curve, risk_curve, score_values
 from dropbayes.runtime.arrays import Numbers
 from dropbayes.runtime.formatting import number, percent
-from dropbayes.scores import RiskCoverage
+from dropbayes.scores import RiskCoverage, information
 
 Labels = npt.NDArray[np.int64]
 
