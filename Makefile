@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 RUNTIME := $(VENV)/.runtime
 MINIMUM := .venv-minimum
 GUESTS := .venv-guests
-COVERED := calibration columns conformal covariances likelihoods runtime scores variational weight_layers
+COVERED := calibration conformal covariances estimators/columns likelihoods runtime scores variational weight_layers
 
 .PHONY: demo test test-slow test-minimum test-guests coverage lint bench docs build-check clean
 unexport PYTHONDONTWRITEBYTECODE  # every process that a test starts would compile the package anew
@@ -24,7 +24,7 @@ test-slow: $(READY)
 # Lines and branches of packages that need no training, reached by their own tests alone: 94 % when this was written.
 coverage: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m "not slow" $(addprefix tests/,$(COVERED)) \
-	  $(addprefix --cov=dropbayes.,$(COVERED)) --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=93
+	  $(addprefix --cov=dropbayes.,$(subst /,.,$(COVERED))) --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=93
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -13,7 +13,7 @@ import numpy as np
 from dropbayes.app.cli import main
 from dropbayes.app.models.model import Model
 from dropbayes.app.tables import open_table
-from dropbayes.columns import encode
+from dropbayes.estimators.columns import encode
 
 TINY = ["--hidden", "4", "--n-steps", "5", "--n-networks", "2", "--n-draws", "3", "--drop-prob", "0.1", "--weight-decay", "1e-4", "--noise", "constant"]  # fmt: skip
 

@@ -35,7 +35,6 @@ RANK = {
     "predictive": 5,
     "training": 5,
     "population": 5,
-    "columns": 5,
     "processes": 6,
     "language": 6,
     "guests": 6,

@@ -16,7 +16,7 @@ GROUPS = {
     ],
     "In other frameworks": ["guests", "guests.keras", "guests.pipelines"],
     "Language models": ["language", "language.callback"],
-    "A table": ["estimators", "columns"],
+    "A table": ["estimators", "estimators.columns"],
     "The application": [
         "app", "app.models.model", "app.models.predictor", "app.tables", "app.report", "app.page", "app.cli",
         "app.serving", "app.distributed",

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 if TYPE_CHECKING:  # slow to import, and a frame of numbers does not need it
-    from dropbayes.columns.schema import Schema
+    from dropbayes.estimators.columns.schema import Schema
 
 __all__ = ["FrameColumns", "as_array", "is_mixed_frame"]
 
@@ -37,9 +37,9 @@ class FrameColumns:
         """
         import pyarrow as pa
 
-        from dropbayes.columns.frames import as_table
-        from dropbayes.columns.inference import LeftOut, column_of
-        from dropbayes.columns.schema import Column, Schema
+        from dropbayes.estimators.columns.frames import as_table
+        from dropbayes.estimators.columns.inference import LeftOut, column_of
+        from dropbayes.estimators.columns.schema import Column, Schema
 
         table, columns, left_out = as_table(frame), [], {}
         for name in table.column_names:
@@ -59,14 +59,14 @@ class FrameColumns:
 
     def as_json(self) -> dict[str, Any]:
         """The columns as JSON values."""
-        from dropbayes.columns.schema import as_json
+        from dropbayes.estimators.columns.schema import as_json
 
         return as_json(self.schema)
 
     @classmethod
     def from_json(cls, values: Any) -> FrameColumns:
         """The columns that `as_json` wrote."""
-        from dropbayes.columns.schema import from_json
+        from dropbayes.estimators.columns.schema import from_json
 
         return cls(from_json(values))
 
@@ -78,9 +78,9 @@ class FrameColumns:
             learn_missing: Whether missing cells are filled and flagged, and new categories encoded as zeros, instead
                 of raising.
         """
-        from dropbayes.columns.encoding import encode
-        from dropbayes.columns.frames import as_table
-        from dropbayes.columns.schema import check_columns
+        from dropbayes.estimators.columns.encoding import encode
+        from dropbayes.estimators.columns.frames import as_table
+        from dropbayes.estimators.columns.schema import check_columns
 
         table = as_table(frame)
         check_columns(self.schema, table.column_names, "`X`")

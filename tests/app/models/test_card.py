@@ -3,7 +3,7 @@
 from markdown_it import MarkdownIt
 
 from dropbayes.app.models.card import card, range_text
-from dropbayes.columns import Column, Schema
+from dropbayes.estimators.columns import Column, Schema
 
 
 def test_a_card_says_what_the_model_reads_and_how_it_came_about():

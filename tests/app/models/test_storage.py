@@ -9,8 +9,8 @@ import pytest
 
 from dropbayes.app.models.model import Model, load
 from dropbayes.app.models.storage import COLUMNS, MODEL, check_place, signed
-from dropbayes.columns import Column, Schema
 from dropbayes.estimators import DropoutRegressor
+from dropbayes.estimators.columns import Column, Schema
 from dropbayes.estimators.ensembles import RegressionEnsemble
 
 

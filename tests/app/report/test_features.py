@@ -5,7 +5,7 @@ import pytest
 
 from dropbayes.app.report import measurements, report
 from dropbayes.app.report.features import Feature, features_of, importances, segments
-from dropbayes.columns.dates import date_inputs
+from dropbayes.estimators.columns.dates import date_inputs
 from tests.app.report.pages import Page, class_rows, regression_rows
 
 

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 
 from dropbayes.app.tables.training import ColumnProblems, Reading, check_name, training_rows
-from tests.columns.places import at
+from tests.estimators.columns.places import at
 
 N = 40
 

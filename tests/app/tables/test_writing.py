@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dropbayes.app.tables import Sink, without_formulas
-from dropbayes.columns.notation import notation_of
-from tests.columns.places import texts
+from dropbayes.estimators.columns.notation import notation_of
+from tests.estimators.columns.places import texts
 
 
 @given(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from dropbayes.app.models.model import Model
     from dropbayes.app.tables.training import TrainingRows
-    from dropbayes.columns import Column
+    from dropbayes.estimators.columns import Column
 
 
 def fit(
@@ -162,7 +162,7 @@ def versions() -> dict[str, str]:
 
 def _columns(rows: TrainingRows) -> Iterator[RenderableType]:
     """How the columns are read."""
-    from dropbayes.columns.notation import PLAIN
+    from dropbayes.estimators.columns.notation import PLAIN
 
     schema = rows.schema
     reason = "a numeric target"
@@ -196,7 +196,7 @@ def _columns(rows: TrainingRows) -> Iterator[RenderableType]:
 def _read(column: Column) -> str:
     """How a column is read, in words."""
     from dropbayes.app.cli.rows import filled_value
-    from dropbayes.columns.notation import PLAIN
+    from dropbayes.estimators.columns.notation import PLAIN
 
     if column.kind == "category":
         texts = f"one input for each of {len(column.categories)}: {_abbreviated_list(list(column.categories))}"
@@ -276,7 +276,7 @@ def _note_order(model: Model, rows: TrainingRows, cells: pa.Table) -> None:
     import numpy as np
     from sklearn.base import clone
 
-    from dropbayes.columns.encoding import column_values
+    from dropbayes.estimators.columns.encoding import column_values
 
     for column in rows.schema.columns:
         if column.kind not in ("number", "date") or len(rows.x) < 50:

@@ -194,7 +194,7 @@ def _ranges(model: Model) -> dict[str, tuple[float, float]]:
     """The ends of each number, and of each date as a decimal year."""
     import numpy as np
 
-    from dropbayes.columns.dates import date_inputs
+    from dropbayes.estimators.columns.dates import date_inputs
 
     ranges = {}
     for column in model.schema.columns:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dropbayes.app.tables import Source
-    from dropbayes.columns import Schema
+    from dropbayes.estimators.columns import Schema
 
 
 def predict(
@@ -168,7 +168,7 @@ def _with_numbers(table: pa.Table, schema: Schema) -> pa.Table:
     """The table with numbers, in a typed file, for the texts that the model reads as such."""
     import pyarrow as pa
 
-    from dropbayes.columns import numbers
+    from dropbayes.estimators.columns import numbers
 
     for index, name in enumerate(table.column_names):
         column = next((c for c in schema.columns if c.name == name and c.kind == "number"), None)

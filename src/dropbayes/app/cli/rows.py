@@ -21,8 +21,8 @@ from dropbayes.app.cli.messages import note
 from dropbayes.app.models.model import Model
 from dropbayes.app.models.predictor import check_finite
 from dropbayes.app.tables import Source, open_table, regroup
-from dropbayes.columns import Column, Encoded, check_columns, encode
-from dropbayes.columns.cells import Place
+from dropbayes.estimators.columns import Column, Encoded, check_columns, encode
+from dropbayes.estimators.columns.cells import Place
 from dropbayes.predictive.mixtures import Mixture, draw_mean
 from dropbayes.runtime import files
 from dropbayes.runtime.arrays import NumpyArray

@@ -7,7 +7,7 @@ import json
 import re
 from typing import Any
 
-from dropbayes.columns.schema import Column, Schema
+from dropbayes.estimators.columns.schema import Column, Schema
 
 Origin = dict[str, Any]
 """The origin of a fit as JSON values: file, rows, settings, versions, scores, calibration."""

@@ -18,10 +18,10 @@ from dropbayes.app.models import storage
 from dropbayes.app.models.card import Origin
 from dropbayes.app.models.predictor import Predictor, uncertainty
 from dropbayes.app.tables.training import Reading, TrainingRows, training_rows
-from dropbayes.columns import Encoded, Schema, check_columns, encode, labels, numbers
-from dropbayes.columns.cells import Place
-from dropbayes.columns.frames import as_frame, as_table
-from dropbayes.columns.schema import Task, list_names
+from dropbayes.estimators.columns import Encoded, Schema, check_columns, encode, labels, numbers
+from dropbayes.estimators.columns.cells import Place
+from dropbayes.estimators.columns.frames import as_frame, as_table
+from dropbayes.estimators.columns.schema import Task, list_names
 from dropbayes.estimators.ensembles import Ensemble
 from dropbayes.estimators.recalibration import Method, Recalibration, fit_recalibration, with_recalibration
 from dropbayes.runtime.arrays import NumpyArray

@@ -29,7 +29,7 @@ from dropbayes.scores import information
 if TYPE_CHECKING:  # slow to import, and a network does not need them
     import pyarrow as pa
 
-    from dropbayes.columns import Encoded, Schema
+    from dropbayes.estimators.columns import Encoded, Schema
 
 __all__ = ["MATRIX", "Predictor", "appended", "check_finite", "uncertainty"]
 
@@ -292,7 +292,7 @@ class Predictor:
         """
         import pyarrow as pa
 
-        from dropbayes.columns import encode
+        from dropbayes.estimators.columns import encode
 
         if self.schema is None:
             raise ValueError("`model` must have the columns of a table; fit it with Model.fit or the command line.")
@@ -418,7 +418,7 @@ class Predictor:
             arrays = {name: table[name].to_numpy(zero_copy_only=False) for name in table.column_names}
             columns = self.flat_columns(self.predict_inputs(self.encode(arrays)))
         else:
-            from dropbayes.columns import check_columns, encode
+            from dropbayes.estimators.columns import check_columns, encode
 
             check_columns(self.schema, table.column_names, "the table")
             columns = self.table_columns(encode(self.schema, table, at=_location, allow_new=self.allow_new))
@@ -499,7 +499,7 @@ def _matrix(columns: Columns) -> NumpyArray:
 
 def _by_name(columns: Columns, names: Sequence[str]) -> dict[str, Any]:
     """Each of the named columns as a one-dimensional array of the same length."""
-    from dropbayes.columns.schema import list_names
+    from dropbayes.estimators.columns.schema import list_names
 
     lacking = [name for name in names if name not in columns]
     if lacking and MATRIX in columns:

@@ -15,8 +15,8 @@ import tempfile
 from typing import Any
 
 from dropbayes.app.models.card import Origin, card
-from dropbayes.columns import Schema
-from dropbayes.columns.schema import as_json, from_json
+from dropbayes.estimators.columns import Schema
+from dropbayes.estimators.columns.schema import as_json, from_json
 from dropbayes.estimators.ensembles import ClassEnsemble, Ensemble, RegressionEnsemble
 from dropbayes.estimators.recalibration import Recalibration, with_recalibration
 from dropbayes.runtime import files

@@ -13,8 +13,8 @@ import scipy.special
 
 from dropbayes.app.report.layout import Column, Section, Table
 from dropbayes.app.report.measurements import Measured, even_selection
-from dropbayes.columns.dates import day_of_year
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
+from dropbayes.estimators.columns.dates import day_of_year
 from dropbayes.runtime.arrays import Numbers, NumpyArray
 from dropbayes.runtime.formatting import printable_name, score_text
 from dropbayes.scores import class_log_likelihood

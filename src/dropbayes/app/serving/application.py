@@ -30,7 +30,7 @@ from dropbayes.app.serving.metrics import Metrics
 from dropbayes.app.serving.protocol import InferenceRequest, Parameters
 from dropbayes.app.serving.served import ServedModel
 from dropbayes.app.serving.settings import Settings
-from dropbayes.columns import Encoded
+from dropbayes.estimators.columns import Encoded
 from dropbayes.runtime import __version__
 from dropbayes.runtime.arrays import NumpyArray
 

@@ -17,7 +17,7 @@ import numpy as np
 from dropbayes.app.models.model import load
 from dropbayes.app.models.predictor import MATRIX, Predictor, check_finite, uncertainty
 from dropbayes.app.serving.protocol import Parameters, datatype_of
-from dropbayes.columns import Encoded
+from dropbayes.estimators.columns import Encoded
 from dropbayes.runtime.arrays import NumpyArray
 
 

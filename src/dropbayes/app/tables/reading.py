@@ -22,7 +22,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
-from dropbayes.columns.inference import UNNAMED
+from dropbayes.estimators.columns.inference import UNNAMED
 from dropbayes.runtime.validation import quote
 
 _BLOCK_BYTES = 2**20  # of a CSV file, parsed at a time; no row may be longer

@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dropbayes.columns.cells import MISSING, Place, labels, numbers, texts
-from dropbayes.columns.encoding import column_values, encode
-from dropbayes.columns.inference import LeftOut, Problem, column_of, kind_of, number_notation
-from dropbayes.columns.notation import NUMBER, PLAIN, Notation
-from dropbayes.columns.schema import Column, Schema, Task, list_names
+from dropbayes.estimators.columns.cells import MISSING, Place, labels, numbers, texts
+from dropbayes.estimators.columns.encoding import column_values, encode
+from dropbayes.estimators.columns.inference import LeftOut, Problem, column_of, kind_of, number_notation
+from dropbayes.estimators.columns.notation import NUMBER, PLAIN, Notation
+from dropbayes.estimators.columns.schema import Column, Schema, Task, list_names
 from dropbayes.runtime.arrays import Numbers
 from dropbayes.runtime.validation import quote
 

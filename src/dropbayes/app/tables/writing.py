@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dropbayes.columns.notation import ANY_NUMBER
+from dropbayes.estimators.columns.notation import ANY_NUMBER
 from dropbayes.runtime import files
 from dropbayes.runtime.validation import quote
 

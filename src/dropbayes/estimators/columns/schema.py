@@ -11,9 +11,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
-from dropbayes.columns.cells import MISSING
-from dropbayes.columns.dates import PARTS
-from dropbayes.columns.notation import PLAIN, Notation
+from dropbayes.estimators.columns.cells import MISSING
+from dropbayes.estimators.columns.dates import PARTS
+from dropbayes.estimators.columns.notation import PLAIN, Notation
 from dropbayes.runtime.validation import quote
 
 Kind = Literal["number", "boolean", "category", "date"]

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dropbayes.columns.notation import NUMBER, PLAIN, Notation
+from dropbayes.estimators.columns.notation import NUMBER, PLAIN, Notation
 from dropbayes.runtime.arrays import Numbers
 from dropbayes.runtime.validation import quote
 

@@ -10,10 +10,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dropbayes.columns import cells
-from dropbayes.columns.cells import Place
-from dropbayes.columns.dates import date_inputs, days_of
-from dropbayes.columns.schema import Column, Schema, list_names
+from dropbayes.estimators.columns import cells
+from dropbayes.estimators.columns.cells import Place
+from dropbayes.estimators.columns.dates import date_inputs, days_of
+from dropbayes.estimators.columns.schema import Column, Schema, list_names
 from dropbayes.runtime.arrays import Numbers
 from dropbayes.runtime.validation import quote
 

@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dropbayes.columns import cells
-from dropbayes.columns.cells import MISSING, Place
-from dropbayes.columns.dates import date_format_of, date_parts, days_of, is_date
-from dropbayes.columns.notation import NUMBER, PLAIN, Notation, mixed_currencies, notation_of
-from dropbayes.columns.schema import Column, Kind
+from dropbayes.estimators.columns import cells
+from dropbayes.estimators.columns.cells import MISSING, Place
+from dropbayes.estimators.columns.dates import date_format_of, date_parts, days_of, is_date
+from dropbayes.estimators.columns.notation import NUMBER, PLAIN, Notation, mixed_currencies, notation_of
+from dropbayes.estimators.columns.schema import Column, Kind
 from dropbayes.runtime.validation import quote
 
 UNNAMED = "unnamed_"

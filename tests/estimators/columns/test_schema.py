@@ -1,8 +1,8 @@
 """Tests of schemas."""
 
-from dropbayes.columns import Column, Schema
-from dropbayes.columns.notation import Notation
-from dropbayes.columns.schema import as_json, from_json
+from dropbayes.estimators.columns import Column, Schema
+from dropbayes.estimators.columns.notation import Notation
+from dropbayes.estimators.columns.schema import as_json, from_json
 
 
 def test_a_schema_comes_back_from_json():

@@ -3,8 +3,8 @@
 import pyarrow as pa
 import pytest
 
-from dropbayes.columns import Column, Schema, column_of, encode
-from tests.columns.places import at, texts
+from dropbayes.estimators.columns import Column, Schema, column_of, encode
+from tests.estimators.columns.places import at, texts
 
 
 def test_a_number_is_filled_by_its_median_and_flagged():

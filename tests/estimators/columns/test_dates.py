@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dropbayes.columns.dates import PARTS, date_format_of, date_inputs, date_parts, days_of, is_date
-from tests.columns.places import texts
+from dropbayes.estimators.columns.dates import PARTS, date_format_of, date_inputs, date_parts, days_of, is_date
+from tests.estimators.columns.places import texts
 
 MOMENTS = st.datetimes(datetime.datetime(1950, 1, 1), datetime.datetime(2060, 1, 1)).map(
     lambda t: t.replace(microsecond=0)

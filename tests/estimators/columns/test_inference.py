@@ -3,9 +3,9 @@
 import pyarrow as pa
 import pytest
 
-from dropbayes.columns import Column, LeftOut, column_of
-from dropbayes.columns.inference import kind_of
-from tests.columns.places import at, texts
+from dropbayes.estimators.columns import Column, LeftOut, column_of
+from dropbayes.estimators.columns.inference import kind_of
+from tests.estimators.columns.places import at, texts
 
 
 @pytest.mark.parametrize(("values", "kind"), [

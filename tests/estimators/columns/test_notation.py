@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dropbayes.columns import numbers
-from dropbayes.columns.notation import PLAIN, Notation, mixed_currencies, notation_of
-from tests.columns.places import at, texts
+from dropbayes.estimators.columns import numbers
+from dropbayes.estimators.columns.notation import PLAIN, Notation, mixed_currencies, notation_of
+from tests.estimators.columns.places import at, texts
 
 NOTATIONS = [Notation(decimal, thousands, sign) for decimal, thousands in ((".", ""), (".", ","), (",", ""), (",", "."),
              (".", " "), (",", " "), (".", "'")) for sign in ("", "%", "€", "CHF")]  # fmt: skip

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dropbayes.columns import labels, numbers
-from tests.columns.places import at, texts
+from dropbayes.estimators.columns import labels, numbers
+from tests.estimators.columns.places import at, texts
 
 
 @pytest.mark.parametrize("token", ["", "  ", "NA", "N/A", "NaN", "nan", "NAN", "null", "NULL", "?", " NA "])

@@ -4,7 +4,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from dropbayes.columns.frames import as_frame, as_table
+from dropbayes.estimators.columns.frames import as_frame, as_table
 
 COLUMNS = {"a": [1, 2], "b": ["x", "y"]}
 

@@ -1,8 +1,0 @@
-"""Columns of a table as inputs of a network: their roles, and numbers, labels and dates in their cells."""
-
-from dropbayes.columns.cells import labels, numbers
-from dropbayes.columns.encoding import Encoded, encode
-from dropbayes.columns.inference import LeftOut, column_of
-from dropbayes.columns.schema import Column, Schema, check_columns
-
-__all__ = ["Column", "Encoded", "LeftOut", "Schema", "check_columns", "column_of", "encode", "labels", "numbers"]
