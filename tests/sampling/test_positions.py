@@ -68,6 +68,18 @@ def stepwise(function, name, ids, mask):
     return torch.cat(logits, 1)
 
 
+def skip_if_padding_counts(name, ids, mask):
+    """Skip where transformers masks the padding of a batch and not of a row alone, which an inspection refuses."""
+    import transformers
+
+    batch, alone = (
+        sequence_model(name)(**arguments(name, ids[rows], mask[rows], 0, LENGTH, None)).logits[:1]
+        for rows in (slice(1, None), slice(1, 2))
+    )
+    if not torch.allclose(batch, alone, atol=1e-4):
+        pytest.skip(f"{name} of transformers {transformers.__version__} masks the padding of no row that is alone")
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("positions", ["tied", "per_position"])
 @pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in MODELS])
@@ -76,6 +88,7 @@ def test_a_step_from_a_cache_is_that_of_the_whole_sequence(name, positions, side
     if positions == "per_position" and name in STATE_SPACES:
         pytest.skip("its cache does not know how many positions it holds")
     ids, mask = unequal_prompts(side)
+    skip_if_padding_counts(name, ids, mask)
     function = db.function_draw(sequence_model(name), 2, n_draws=5, seed=3, sampling=db.Sampling(positions=positions))
     whole = function(arguments(name, ids, mask, 0, LENGTH, None)).logits
     plain = sequence_model(name)(**arguments(name, ids, mask, 0, LENGTH, None)).logits
