@@ -13,9 +13,8 @@ import sys
 import matplotlib.pyplot as plt
 import torch
 
-from dropbayes.covariances import ReLU
 from dropbayes.population import Member, Task, evaluate, train
-from dropbayes.processes import exact_process
+from dropbayes.processes import ReLU, exact_process
 
 torch.manual_seed(0)
 x = torch.rand(2000, 1, dtype=torch.float64) * 4 - 2

@@ -15,8 +15,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
-from dropbayes.covariances import Cosine, ReLU, TanH
-from dropbayes.processes import Deep, exact_process, network_prior_draws, prior_draws
+from dropbayes.processes import Cosine, Deep, ReLU, TanH, exact_process, network_prior_draws, prior_draws
 
 BLUE, ORANGE, GREY = "#1f6fb4", "#d1621b", "#555555"
 plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "savefig.dpi": 140})

@@ -20,7 +20,6 @@ RANK = {
     "runtime": -1,  # below zero: nothing of the mathematics
     "likelihoods": 0,
     "variational": 0,
-    "covariances": 0,
     "tracing": 1,
     "scores": 1,
     "conformal": 2,

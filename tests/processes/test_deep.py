@@ -5,9 +5,13 @@ import math
 import pytest
 import torch
 
-from dropbayes.covariances import Erf, Identity, ReLU, Step, TanH
 from dropbayes.processes import (
     Deep,
+    Erf,
+    Identity,
+    ReLU,
+    Step,
+    TanH,
     network_prior_draws,
 )
 from tests.processes.samples import GRID

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from dropbayes.covariances import Cosine, ReLU, TanH
 from dropbayes.processes import (
+    Cosine,
+    ReLU,
+    TanH,
     exact_process,
     finite_rank_process,
 )

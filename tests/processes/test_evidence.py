@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch.distributions import MultivariateNormal, Uniform
 
-from dropbayes.covariances import Cosine, RandomBias, ReLU, TanH
-from dropbayes.processes import exact_process, network_evidence
+from dropbayes.processes import Cosine, RandomBias, ReLU, TanH, exact_process, network_evidence
 
 X = torch.linspace(-1, 1, 6, dtype=torch.float64)[:, None]
 Y = torch.sin(2 * X[:, 0])

@@ -10,10 +10,15 @@ from sklearn.gaussian_process import GaussianProcessClassifier, GaussianProcessR
 from sklearn.gaussian_process.kernels import RBF
 from torch.distributions import MultivariateNormal
 
-from dropbayes.covariances import Cosine, Erf, Identity, ReLU, Step, TanH
 from dropbayes.processes import (
+    Cosine,
     Deep,
+    Erf,
+    Identity,
     NetworkKernel,
+    ReLU,
+    Step,
+    TanH,
     exact_process,
     finite_rank_process,
     network_prior_draws,

@@ -7,8 +7,7 @@ from sklearn.base import clone
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
-from dropbayes.covariances import Cosine, Quadrature, ReLU, TanH
-from dropbayes.processes import Deep, NetworkKernel
+from dropbayes.processes import Cosine, Deep, NetworkKernel, Quadrature, ReLU, TanH
 from tests.processes.samples import toy_data
 
 

@@ -7,8 +7,7 @@ import scipy.integrate
 import torch
 from torch import nn
 
-from dropbayes.covariances import Identity, ReLU, TanH
-from dropbayes.processes import Deep, exact_process, process_of
+from dropbayes.processes import Deep, Identity, ReLU, TanH, exact_process, process_of
 from dropbayes.weight_layers.precision import Prior
 
 X = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

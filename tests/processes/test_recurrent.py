@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from dropbayes.covariances import Cosine, ReLU, TanH
-from dropbayes.processes import Deep, RecurrentCovariance, exact_process
+from dropbayes.processes import Cosine, Deep, RecurrentCovariance, ReLU, TanH, exact_process
 
 X = torch.randn(4, 3, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 

@@ -7,8 +7,7 @@ import torch
 from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.gaussian_process.kernels import ConstantKernel
 
-from dropbayes.covariances import Cosine, ReLU
-from dropbayes.processes import NetworkKernel, softmax_process
+from dropbayes.processes import Cosine, NetworkKernel, ReLU, softmax_process
 
 X = torch.randn(14, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 

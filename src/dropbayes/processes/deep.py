@@ -10,7 +10,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from dropbayes.covariances import Covariance, Layer, Pairs
+from dropbayes.processes.covariances import Layer
+from dropbayes.processes.pairs import Covariance, Pairs
 from dropbayes.runtime.validation import check_count, check_positive
 
 
@@ -35,7 +36,7 @@ class Deep(Covariance):
         layers: The covariance of each hidden layer, first layer first. (The paper has $l_i = 1$ after the first.)
 
     Example:
-        >>> from dropbayes.covariances import ReLU
+        >>> from dropbayes.processes import ReLU
         >>> layer = ReLU(bias_scale=0.0)
         >>> round(Deep((layer, layer))(torch.tensor([[2.0]])).item(), 6)  # each rectifier halves the variance
         1.0
@@ -87,7 +88,7 @@ class RecurrentCovariance(Covariance):
         state_length_scale: $l_h$ of the recurrent weights, in units in which the paper's $l^2 = K$ is 1.
 
     Example:
-        >>> from dropbayes.covariances import ReLU
+        >>> from dropbayes.processes import ReLU
         >>> covariance = RecurrentCovariance(ReLU(bias_scale=0.0), n_steps=2)
         >>> round(covariance(torch.tensor([[[2.0], [0.0]]])).item(), 6)  # each rectifier halves the variance
         1.0
@@ -158,7 +159,7 @@ def network_prior_draws(
         seed: The seed of the draws.
 
     Example:
-        >>> from dropbayes.covariances import ReLU
+        >>> from dropbayes.processes import ReLU
         >>> network_prior_draws([ReLU(), ReLU()], torch.ones(5, 3), widths=[20, 30], n_draws=7).shape
         torch.Size([7, 5, 1])
     """

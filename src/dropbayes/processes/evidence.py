@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
-from dropbayes.covariances import Layer
+from dropbayes.processes.covariances import Layer
 from dropbayes.processes.exact import checked_data
 from dropbayes.runtime.validation import check_count
 
@@ -61,7 +61,7 @@ def network_evidence(
         seed: The seed of the draws.
 
     Example:
-        >>> from dropbayes.covariances import TanH
+        >>> from dropbayes.processes import TanH
         >>> x = torch.linspace(-1, 1, 5, dtype=torch.float64)[:, None]
         >>> estimate = network_evidence(TanH(), x, x[:, 0], width=2, precision=10.0, n_draws=500)
         >>> estimate.standard_error < 0.2

@@ -13,10 +13,9 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import Kernel
 from torch import Tensor
 
-from dropbayes.covariances import Covariance
-from dropbayes.covariances.pairs import checked_inputs
 from dropbayes.likelihoods.observation import check_targets, sum_events
 from dropbayes.processes.kernels import NetworkKernel
+from dropbayes.processes.pairs import Covariance, checked_inputs
 
 JITTERS = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4)
 """The jitters tried in turn on the diagonal, in units of the mean prior variance, until the matrix factorises: the
@@ -150,7 +149,7 @@ def exact_process(
         output_bias: The constant mean function, the bias of the network's output layer: a number, or one per output.
 
     Example:
-        >>> from dropbayes.covariances import Cosine
+        >>> from dropbayes.processes import Cosine
         >>> x = torch.tensor([[0.0]])
         >>> process = exact_process(Cosine(), x, torch.tensor([2.0]), precision=1.0)
         >>> process.mean(x), process.variance(x)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dropbayes.covariances import Features
+from dropbayes.processes.covariances import Features
 from dropbayes.processes.exact import Process, checked_data
 
 
@@ -85,7 +85,7 @@ def finite_rank_process(
         output_bias: The constant mean function $\mathbf b_L$.
 
     Example:
-        >>> from dropbayes.covariances import ReLU
+        >>> from dropbayes.processes import ReLU
         >>> x = torch.linspace(-1, 1, 1000, dtype=torch.float64)[:, None]
         >>> process = finite_rank_process(ReLU().features(1, width=50), x, x[:, 0].sin(), precision=100.0)
         >>> bool((process.mean(x) - x[:, 0].sin()).abs().max() < 0.05)

@@ -10,7 +10,8 @@ import torch
 from sklearn.gaussian_process.kernels import Hyperparameter, Kernel
 from torch import Tensor
 
-from dropbayes.covariances import Cosine, Covariance, Quadrature
+from dropbayes.processes.covariances import Cosine, Quadrature
+from dropbayes.processes.pairs import Covariance
 
 
 def _tunable(covariance: Covariance) -> dict[str, float]:
@@ -31,7 +32,7 @@ class NetworkKernel(Kernel):
 
     Example:
         >>> from sklearn.gaussian_process.kernels import ConstantKernel
-        >>> from dropbayes.covariances import ReLU
+        >>> from dropbayes.processes import ReLU
         >>> ConstantKernel(2.0) * NetworkKernel(ReLU(length_scale=0.5))
         1.41**2 * ReLU(length_scale=0.5, bias_scale=1)
     """

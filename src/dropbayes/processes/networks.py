@@ -22,7 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from dropbayes.covariances import Covariance, Erf, Identity, Layer, Pairs, Quadrature, ReLU, Sigmoid, TanH
+from dropbayes.processes.covariances import Erf, Identity, Layer, Quadrature, ReLU, Sigmoid, TanH
+from dropbayes.processes.pairs import Covariance, Pairs
 from dropbayes.weight_layers import decays
 from dropbayes.weight_layers.precision import Prior
 from dropbayes.weight_layers.structure import stated_keep_prob

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dropbayes.covariances import Covariance
+from dropbayes.processes.pairs import Covariance
 from dropbayes.runtime.validation import check_count, class_labels
 
 __all__ = ["SoftmaxProcess", "softmax_process"]
@@ -66,7 +66,7 @@ def softmax_process(
         n_classes: The number of classes; one more than the largest label by default.
 
     Example:
-        >>> from dropbayes.covariances import Cosine
+        >>> from dropbayes.processes import Cosine
         >>> x = torch.tensor([[-1.0], [0.0], [1.0]], dtype=torch.float64)
         >>> process = softmax_process(Cosine(0.5), x, torch.tensor([0, 1, 2]))
         >>> process.probabilities(x).argmax(-1).tolist()

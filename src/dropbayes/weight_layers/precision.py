@@ -158,7 +158,7 @@ class Prior:
             raise ValueError(
                 "`prior` must be Gaussian for a weight decay or a process of the network; got the "
                 f"`bias_distribution` {self.bias_distribution!r}. Train with fit or negative_elbo; its process is made "
-                "of covariances.RandomBias."
+                "of processes.RandomBias."
             )
         default = self.length_scale if self.bias_length_scale is None else self.bias_length_scale
         scale = self.per_layer.get(f"{layer}.{parameter}".lstrip("."), default)

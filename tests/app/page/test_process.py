@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from dropbayes.covariances import Cosine, Erf, ReLU, TanH
-from dropbayes.processes import Deep, exact_process
+from dropbayes.processes import Cosine, Deep, Erf, ReLU, TanH, exact_process
 from tests.app.page.javascript import call, needs_node
 
 pytestmark = needs_node

@@ -4,9 +4,17 @@ import pytest
 import torch
 from torch.distributions import Laplace, Normal, StudentT, Uniform
 
-from dropbayes.covariances import Cosine, Erf, RandomBias, TanH
-from dropbayes.processes import Deep, exact_process, finite_rank_process, network_prior_draws
-from tests.covariances.samples import inputs
+from dropbayes.processes import (
+    Cosine,
+    Deep,
+    Erf,
+    RandomBias,
+    TanH,
+    exact_process,
+    finite_rank_process,
+    network_prior_draws,
+)
+from tests.processes.layers import inputs
 
 ZERO = torch.zeros((), dtype=torch.float64)
 

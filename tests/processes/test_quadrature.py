@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from dropbayes.covariances import (
+from dropbayes.processes import (
     Quadrature,
     Sigmoid,
     TanH,
 )
-from dropbayes.covariances.quadrature import (
+from dropbayes.processes.quadrature import (
     expected_product,
     hermite_coefficients,
     polar_quadrature,
     quadrature_error,
 )
-from tests.covariances.samples import CLOSED_FORMS, SCALES, inputs
+from tests.processes.layers import CLOSED_FORMS, SCALES, inputs
 
 
 @pytest.mark.parametrize("layer", [c(*s) for c in CLOSED_FORMS for s in SCALES], ids=repr)

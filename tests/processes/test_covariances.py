@@ -1,10 +1,6 @@
 """Tests of the covariance functions: their definition and independent oracles."""
 
 import math
-import os
-import pathlib
-import subprocess
-import sys
 
 import pytest
 import scipy.integrate
@@ -12,7 +8,7 @@ import scipy.stats
 import torch
 from sklearn.gaussian_process.kernels import RBF, DotProduct
 
-from dropbayes.covariances import (
+from dropbayes.processes import (
     Cosine,
     Erf,
     Identity,
@@ -22,7 +18,7 @@ from dropbayes.covariances import (
     Step,
     TanH,
 )
-from tests.covariances.samples import ALL, SCALES, inputs
+from tests.processes.layers import ALL, SCALES, inputs
 
 
 @pytest.mark.parametrize("layer", [*(c(*s) for c in ALL for s in SCALES[:3]), Cosine(0.8)], ids=repr)
@@ -188,15 +184,6 @@ def test_batches_of_inputs_are_covariances_of_each():
 def test_bad_input_is_one_clear_error(call, error, message):
     with pytest.raises(error, match=message):
         call()
-
-
-@pytest.mark.slow
-def test_covariances_need_no_scikit_learn():
-    script = "import sys, dropbayes.covariances; print('sklearn' in sys.modules or 'scipy' in sys.modules)"
-    source = str(pathlib.Path(__file__).parents[2] / "src")
-    environment = {**os.environ, "PYTHONPATH": source}
-    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
-    assert out.stdout.strip() == "False"
 
 
 def test_an_overflow_is_named():

@@ -2,7 +2,7 @@
 
 import torch
 
-from dropbayes.covariances import (
+from dropbayes.processes import (
     Cosine,
     Erf,
     Identity,

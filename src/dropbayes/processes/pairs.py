@@ -1,9 +1,10 @@
-"""Inner products of inputs, computed so that nearly equal and nearly opposite ones keep their digits."""
+"""Covariances as functions of the inputs' inner products, which keep their digits for nearly equal or opposite ones."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -110,3 +111,72 @@ class Pairs:
             function(*(one.product for one in pairs)),
             function(*(one.norm_y.square() for one in pairs)),
         )
+
+
+class Covariance(ABC):
+    r"""A covariance function $\mathbf K(\mathbf x, \mathbf y)$ of the inner products of the inputs alone."""
+
+    @abstractmethod
+    def of_pairs(self, pairs: Pairs) -> Tensor:
+        """The covariance of each pair, in the pairs' shape."""
+
+    @property
+    @abstractmethod
+    def scales(self) -> dict[str, float | Tensor]:
+        """The parameters a search may change, by name."""
+
+    @abstractmethod
+    def with_scales(self, values: Mapping[str, float | Tensor]) -> Self:
+        """A copy with the named parameters replaced."""
+
+    def __call__(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        r"""The covariance matrix $\mathbf K(\mathbf X, \mathbf Y)$, `[..., x row, y row]`.
+
+        Args:
+            x: $\mathbf X$, `[..., x row, input]`.
+            y: $\mathbf Y$, `[..., y row, input]`; by default `x`.
+        """
+        x = self.parts(checked_inputs(x, "x"), "x")
+        y = x if y is None else self.parts(checked_inputs(y, "y"), "y")
+        if x.shape[-1] != y.shape[-1] or x.dtype != y.dtype:
+            raise ValueError(
+                "`x` and `y` must agree in their number of inputs (last axis) and dtype; "
+                f"got {tuple(x.shape)} {x.dtype} and {tuple(y.shape)} {y.dtype}."
+            )
+        matrix = self.of_pairs(Pairs.of_inputs(x, y))
+        if matrix.isnan().any():
+            raise ValueError(
+                f"The covariance overflows {x.dtype}: the inputs are too large for the length-scale. Use float64, or "
+                "standardise the inputs."
+            )
+        return matrix
+
+    def parts(self, x: Tensor, name: str) -> Tensor:
+        """The inputs as `[..., row, input]`: the parts of a sequence or of an image come before its rows."""
+        del name  # of the argument, for errors
+        return x
+
+    def diagonal(self, x: Tensor) -> Tensor:
+        r"""The prior variances $\mathbf K(\mathbf x_n, \mathbf x_n)$, `[..., row]`, without the matrix."""
+        norm = torch.linalg.vector_norm(self.parts(checked_inputs(x, "x"), "x"), dim=-1, keepdim=True)
+        return self.of_pairs(Pairs.of_identical(norm)).squeeze(-1)
+
+    def of_covariance(self, matrix: Tensor) -> Tensor:
+        r"""The covariance matrix of this layer when its inputs are a process's values [GG16, sect:going_deep].
+
+        With $\mathbf F \sim \mathcal N(0, \mathbf K_1)$ feeding the layer, the matrix of
+        $\mathbb E[\sigma(f_n / l + b) \sigma(f_m / l + b)]$: one step of the deep recursion.
+
+        Args:
+            matrix: $\mathbf K_1(\mathbf X, \mathbf X)$, square and symmetric.
+        """
+        matrix = checked_inputs(matrix, "matrix")
+        if matrix.shape[-1] != matrix.shape[-2]:
+            raise ValueError(f"`matrix` must be a square covariance matrix; got shape {tuple(matrix.shape)}.")
+        scale = float(matrix.detach().abs().max())
+        if not torch.allclose(matrix, matrix.mT, rtol=0.0, atol=scale * torch.finfo(matrix.dtype).eps ** 0.5):
+            raise ValueError("`matrix` must be symmetric; got a matrix that differs from its transpose.")
+        variance = matrix.diagonal(dim1=-2, dim2=-1)
+        if (variance < 0).any():
+            raise ValueError(f"`matrix` must have variances on its diagonal; got {float(variance.min()):.3g} < 0.")
+        return self.of_pairs(Pairs.of_process(variance.unsqueeze(-1), matrix, variance.unsqueeze(-2)))

@@ -1,89 +1,33 @@
-"""Covariance of one layer of hidden units, by its non-linearity."""
+r"""Covariance functions that the hidden units of a network imply, in closed form, by quadrature and by Monte Carlo.
+
+A hidden unit with non-linearity $\sigma$, weights $\mathbf w \sim \mathcal N(0, l^{-2} \mathbf I_Q)$ and bias
+$b \sim \mathcal N(0, \beta^2)$ defines [GG16, sect:gp_approx_model]
+
+$$\mathbf K(\mathbf x, \mathbf y) = \int p(\mathbf w) p(b) \sigma(\mathbf w^T \mathbf x + b)
+\sigma(\mathbf w^T \mathbf y + b) \, d\mathbf w \, db.$$
+
+The pre-activations $u = \mathbf w^T \mathbf x + b$ and $v = \mathbf w^T \mathbf y + b$ are jointly Gaussian, so each
+covariance is a function of their standard deviations $s_u$, $s_v$ and of the angle $\theta$ whose cosine is their
+correlation.
+"""
 
 from __future__ import annotations
 
 import math
 import warnings
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 
-from dropbayes.covariances.pairs import Pairs, checked_inputs, hypotenuse
-from dropbayes.covariances.quadrature import expected_product, normal_rule, quadrature_error
+from dropbayes.processes.pairs import Covariance, Pairs, checked_inputs, hypotenuse
+from dropbayes.processes.quadrature import expected_product, normal_rule, quadrature_error
 from dropbayes.runtime.validation import check_count, check_positive
-
-
-class Covariance(ABC):
-    r"""A covariance function $\mathbf K(\mathbf x, \mathbf y)$ of the inner products of the inputs alone."""
-
-    @abstractmethod
-    def of_pairs(self, pairs: Pairs) -> Tensor:
-        """The covariance of each pair, in the pairs' shape."""
-
-    @property
-    @abstractmethod
-    def scales(self) -> dict[str, float | Tensor]:
-        """The parameters a search may change, by name."""
-
-    @abstractmethod
-    def with_scales(self, values: Mapping[str, float | Tensor]) -> Self:
-        """A copy with the named parameters replaced."""
-
-    def __call__(self, x: Tensor, y: Tensor | None = None) -> Tensor:
-        r"""The covariance matrix $\mathbf K(\mathbf X, \mathbf Y)$, `[..., x row, y row]`.
-
-        Args:
-            x: $\mathbf X$, `[..., x row, input]`.
-            y: $\mathbf Y$, `[..., y row, input]`; by default `x`.
-        """
-        x = self.parts(checked_inputs(x, "x"), "x")
-        y = x if y is None else self.parts(checked_inputs(y, "y"), "y")
-        if x.shape[-1] != y.shape[-1] or x.dtype != y.dtype:
-            raise ValueError(
-                "`x` and `y` must agree in their number of inputs (last axis) and dtype; "
-                f"got {tuple(x.shape)} {x.dtype} and {tuple(y.shape)} {y.dtype}."
-            )
-        matrix = self.of_pairs(Pairs.of_inputs(x, y))
-        if matrix.isnan().any():
-            raise ValueError(
-                f"The covariance overflows {x.dtype}: the inputs are too large for the length-scale. Use float64, or "
-                "standardise the inputs."
-            )
-        return matrix
-
-    def parts(self, x: Tensor, name: str) -> Tensor:
-        """The inputs as `[..., row, input]`: the parts of a sequence or of an image come before its rows."""
-        del name  # of the argument, for errors
-        return x
-
-    def diagonal(self, x: Tensor) -> Tensor:
-        r"""The prior variances $\mathbf K(\mathbf x_n, \mathbf x_n)$, `[..., row]`, without the matrix."""
-        norm = torch.linalg.vector_norm(self.parts(checked_inputs(x, "x"), "x"), dim=-1, keepdim=True)
-        return self.of_pairs(Pairs.of_identical(norm)).squeeze(-1)
-
-    def of_covariance(self, matrix: Tensor) -> Tensor:
-        r"""The covariance matrix of this layer when its inputs are a process's values [GG16, sect:going_deep].
-
-        With $\mathbf F \sim \mathcal N(0, \mathbf K_1)$ feeding the layer, the matrix of
-        $\mathbb E[\sigma(f_n / l + b) \sigma(f_m / l + b)]$: one step of the deep recursion.
-
-        Args:
-            matrix: $\mathbf K_1(\mathbf X, \mathbf X)$, square and symmetric.
-        """
-        matrix = checked_inputs(matrix, "matrix")
-        if matrix.shape[-1] != matrix.shape[-2]:
-            raise ValueError(f"`matrix` must be a square covariance matrix; got shape {tuple(matrix.shape)}.")
-        scale = float(matrix.detach().abs().max())
-        if not torch.allclose(matrix, matrix.mT, rtol=0.0, atol=scale * torch.finfo(matrix.dtype).eps ** 0.5):
-            raise ValueError("`matrix` must be symmetric; got a matrix that differs from its transpose.")
-        variance = matrix.diagonal(dim1=-2, dim2=-1)
-        if (variance < 0).any():
-            raise ValueError(f"`matrix` must have variances on its diagonal; got {float(variance.min()):.3g} < 0.")
-        return self.of_pairs(Pairs.of_process(variance.unsqueeze(-1), matrix, variance.unsqueeze(-2)))
 
 
 @dataclass(frozen=True)
@@ -383,3 +327,66 @@ class Features:
                 f"`x` must have the {self.weights.shape[0]} inputs the features were drawn for; got {tuple(x.shape)}."
             )
         return self.layer.nonlinearity(x @ self.weights.to(x) + self.bias.to(x)) * self.width**-0.5
+
+
+@dataclass(frozen=True)
+class RandomBias(Layer):
+    r"""The covariance $\int p(b)\,\mathbb E[\sigma(\mathbf w^T\mathbf x + b)\,\sigma(\mathbf w^T\mathbf y + b)]\,db$.
+
+    [GG16, sect:gp_approx_model], "some distribution $p(b)$". The outer integral is a Gauss-Legendre rule over the
+    quantiles of $p(b)$, the inner one a quadrature. Its features, the finite-rank process, the deep process and the
+    evidence of a network draw biases from $p(b)$.
+
+    Args:
+        layer: The layer whose $\sigma$ and length-scale are used; its `bias_scale` is not.
+        distribution: $p(b)$, with an inverse distribution function (`icdf`).
+        nodes: Nodes of the outer rule.
+
+    Example:
+        >>> x = torch.tensor([[0.5], [-1.0]], dtype=torch.float64)
+        >>> normal = torch.distributions.Normal(torch.zeros((), dtype=torch.float64), 1.0)
+        >>> bool((RandomBias(Erf(), normal)(x) - Erf(bias_scale=1.0)(x)).abs().max() < 1e-6)
+        True
+    """
+
+    length_scale: float | Tensor = field(init=False, repr=False, default=1.0)
+    bias_scale: float | Tensor = field(init=False, repr=False, default=1.0)
+    layer: Layer = field(kw_only=False)
+    distribution: Distribution
+    nodes: int = field(default=64, kw_only=True)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "length_scale", self.layer.length_scale)
+        try:
+            self.distribution.icdf(torch.tensor(0.5))
+        except NotImplementedError:
+            raise ValueError(
+                f"`distribution` must have an inverse distribution function; got {type(self.distribution).__name__}, "
+                "whose `icdf` torch does not implement. Take another, such as Normal, Laplace, Uniform or Cauchy."
+            ) from None
+
+    def nonlinearity(self, u: Tensor) -> Tensor:
+        return self.layer.nonlinearity(u)
+
+    def biases(self, normal: Tensor) -> Tensor:
+        return self.distribution.icdf(torch.special.ndtr(normal)).to(normal)
+
+    def of_pairs(self, pairs: Pairs) -> Tensor:
+        points, weights = np.polynomial.legendre.leggauss(self.nodes)
+        like = pairs.product
+        levels = torch.as_tensor((points + 1) / 2).to(like)
+        biases, shares = self.distribution.icdf(levels).to(like), torch.as_tensor(weights / 2).to(like)
+        total = torch.zeros_like(like)
+        for bias, share in zip(biases, shares, strict=True):
+            shifted = Quadrature(
+                self.layer.length_scale, 0.0, function=lambda u, bias=bias: self.layer.nonlinearity(u + bias)
+            )
+            total = total + share * shifted.of_pairs(pairs)
+        return total
+
+    @property
+    def scales(self) -> dict[str, float | Tensor]:
+        return {"length_scale": self.layer.length_scale}
+
+    def with_scales(self, values: Mapping[str, float | Tensor]) -> Self:
+        return replace(self, layer=self.layer.with_scales(values))

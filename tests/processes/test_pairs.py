@@ -4,7 +4,7 @@ import mpmath
 import pytest
 import torch
 
-from dropbayes.covariances import (
+from dropbayes.processes import (
     Cosine,
     Erf,
     Identity,
@@ -13,7 +13,7 @@ from dropbayes.covariances import (
     Step,
     TanH,
 )
-from tests.covariances.samples import ALL, inputs
+from tests.processes.layers import ALL, inputs
 
 
 @pytest.mark.parametrize("magnitude", [1e-8, 1.0, 1e8])
