@@ -98,7 +98,7 @@ def refused(forward, error, words):
 )
 def test_a_comparison_of_random_numbers_that_becomes_a_number_is_a_bernoulli_gate(gate):
     found = variance(lambda m, x: x / 0.7 * gate(x.shape) if m.training else x, X)
-    torch.testing.assert_close(found, 0.3 / 0.7 * X.double().square())
+    torch.testing.assert_close(found, 0.3 / 0.7 * X.double().square(), rtol=1e-6, atol=0)
 
 
 def test_this_librarys_layers_are_linearised():
@@ -109,7 +109,12 @@ def test_this_librarys_layers_are_linearised():
 
 def test_a_comparison_of_random_numbers_that_chooses_is_refused():
     words = "comparison of torch.rand.*torch.bernoulli"
-    refused(lambda m, x: torch.where(torch.rand_like(x) < 0.7, m.head(x), x), NotImplementedError, words)
+    refused(lambda m, x: m.head(x) * (torch.rand_like(x) < 0.7).cumsum(-1), NotImplementedError, words)
+
+
+def test_a_choice_between_two_values_has_the_variance_of_its_probability():
+    found = variance(lambda m, x: torch.where(torch.rand_like(x) < 0.7, 3 * x, x), X)
+    torch.testing.assert_close(found, 0.3 * 0.7 * (2 * X.double()).square(), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("choice", [torch.round, lambda h: h.argmax(-1, keepdim=True) + 0 * h], ids=["round", "argmax"])

@@ -110,7 +110,7 @@ def test_the_first_neutral_numbers_open_a_gate_and_the_last_are_in_the_middle():
     assert neutral_uniform("randn", (2,), device, NEUTRAL[0]).tolist() == [0.5, 0.5]
 
 
-@pytest.mark.parametrize("neutral, expected", list(zip(NEUTRAL, [0.25, 1, 0, 0.25], strict=True)))
+@pytest.mark.parametrize("neutral, expected", list(zip(NEUTRAL, [0.25, 0.25, 1, 0, 0.25], strict=True)))
 def test_a_neutral_mask_is_its_probability_or_a_constant(neutral, expected):
     source = Ones()
     source.neutral = neutral

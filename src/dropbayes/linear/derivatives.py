@@ -23,7 +23,7 @@ from torch import Tensor
 from dropbayes.linear.points import gaussian_points
 from dropbayes.linear.variables import SiteVariables, Variable, standard_masks
 from dropbayes.sampling import Inputs, Inspection, Keys, RowLayout, cloned_leaves, eagerly, split
-from dropbayes.tracing import Interception, SiteNames
+from dropbayes.tracing import AtMeans, Interception, SiteNames
 from dropbayes.tracing.generators import keyed_generators
 
 __all__ = ["Linearisation", "linearise", "rows_first"]
@@ -141,7 +141,8 @@ def linearise(
         leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     leaves = cloned_leaves(leaves) if profile.writes_input else leaves
     seeded = keyed_generators(None) if profile.seeds_torch else contextlib.nullcontext()
-    with seeded, Interception(source):
+    has_gates = any(site.kind in ("rand", "bernoulli") for site in profile.sites)
+    with seeded, (AtMeans if has_gates else Interception)(source):
         tensors, _ = split(eagerly(inputs.call)(net, leaves))
     if not all(variable.is_intact for variable in source.variables):
         return linearise(inspection, inputs, ignored, tied, twice, mask_leaves=True)

@@ -14,6 +14,7 @@ from dropbayes.linear.perceptrons import MomentsPlan, moments_plan
 from dropbayes.linear.points import N_POINTS
 from dropbayes.runtime.validation import check_count
 from dropbayes.sampling import Block, Inputs, Inspection, Keys, Profile, Sampling, as_inputs, draws, inspect, mask_spec
+from dropbayes.sampling.inspection import recall
 from dropbayes.sampling.trials import chosen_strategy
 from dropbayes.tracing.views import checked_network
 
@@ -56,6 +57,7 @@ class LinearPlan:
     max_bytes: int
     judged: int | None = None  # the tensor that a likelihood reads; None for all
     only_moments: bool = True
+    started: tuple[Inputs, Linearisation] | None = None  # the forward pass of all rows, under way
 
     exact = True  # no draw is made
 
@@ -84,13 +86,23 @@ class LinearPlan:
 
     def linearised(self, inputs: Inputs, *, twice: bool = False) -> Iterator[tuple[range, Linearisation]]:
         """The linearisation of the rows, block by block."""
-        n_outputs = min(max(self.sizes), self.options.max_outputs)
-        size = max(1, self.max_bytes // max(1, self.profile.pass_bytes * n_outputs)) if self.together else 1
-        for start in range(0, inputs.n_rows, size):
-            rows = range(start, min(start + size, inputs.n_rows))
+        if self.started is not None and self.started[0] is inputs and not twice:
+            yield range(inputs.n_rows), self.started[1]
+            return
+        for start in range(0, inputs.n_rows, self.block_rows):
+            rows = range(start, min(start + self.block_rows, inputs.n_rows))
             block = inputs if len(rows) == inputs.n_rows else inputs.block(rows.start, rows.stop)
-            linear = linearise(self.inspection, block, ignored=self.ignored, tied=self.tied, twice=twice)
-            yield rows, linear
+            yield rows, self.linearise(block, twice=twice)
+
+    def linearise(self, inputs: Inputs, *, twice: bool = False) -> Linearisation:
+        """The linearisation of all rows as one batch."""
+        return linearise(self.inspection, inputs, ignored=self.ignored, tied=self.tied, twice=twice)
+
+    @property
+    def block_rows(self) -> int:
+        """The rows that are linearised together: as many as memory holds."""
+        n_outputs = min(max(self.sizes), self.options.max_outputs)
+        return max(1, self.max_bytes // max(1, self.profile.pass_bytes * n_outputs)) if self.together else 1
 
     def run(self, inputs: Inputs, *, first_row: int = 0) -> Iterator[Block]:
         """The rows block by block: one draw, the mean, with its variance; or points of it as the draws."""
@@ -152,8 +164,26 @@ def one_pass_plan(
 
 def linear_plan(net: nn.Module, inputs: Inputs, options: Linear, sampling: Sampling = Sampling()) -> LinearPlan:
     """The plan for a network that was checked to be random and to have derivatives."""
-    names = sampling.ignored
-    inspection = inspect(checked_network(net), inputs, names, positions=sampling.positions is not None)
+    net, ignored, positions = checked_network(net), sampling.ignored, sampling.positions is not None
+    known, started = None, None
+    if inputs.device.type != "cpu":  # the comparison with the inspection costs no time while a GPU works
+        known = recall(net, inputs, ignored, positions=positions)
+        started = None if known is None else _started(known, inputs, options, sampling)
+    inspection = inspect(net, inputs, ignored, positions=positions)
+    return started if started is not None and inspection is known else _plan_of(inspection, inputs, options, sampling)
+
+
+def _started(known: Inspection, inputs: Inputs, options: Linear, sampling: Sampling) -> LinearPlan | None:
+    """The plan of a network that is not known to be unchanged, with its forward pass under way; None if that fails."""
+    try:
+        plan = _plan_of(known, inputs, options, sampling)
+        whole = plan.block_rows >= inputs.n_rows
+        return replace(plan, started=(inputs, plan.linearise(inputs))) if whole else None
+    except Exception:  # it comes again if the network is unchanged
+        return None
+
+
+def _plan_of(inspection: Inspection, inputs: Inputs, options: Linear, sampling: Sampling) -> LinearPlan:
     profile = inspection.profile
     profile.check_random()
     if profile.host_random or profile.draws_branch:
@@ -164,7 +194,7 @@ def linear_plan(net: nn.Module, inputs: Inputs, options: Linear, sampling: Sampl
         )
     spec = mask_spec(inspection, inputs, keys=Keys(0, 2, "independent"), masks="row", sampling=sampling)
     together = chosen_strategy(inspection, inputs, spec).rows == "together" and None not in profile.outputs
-    tied, known = sampling.positions == "tied", inspection.strategies
+    names, tied, known = sampling.ignored, sampling.positions == "tied", inspection.strategies
     if "outputs" not in known:
         one = inputs if inputs.is_one_row else inputs.block(0, 1)
         known["outputs"] = _checked_sizes(linearise(inspection, one, names, tied))

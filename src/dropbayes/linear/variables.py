@@ -7,7 +7,6 @@ at their means, as leaves of the graph.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +22,6 @@ from dropbayes.tracing.generators import SENTINEL_SEED
 
 __all__ = ["SiteVariables", "Variable", "standard_masks"]
 
-_CASTS = {"bfloat16", "double", "float", "half", "to", "type", "type_as"}
 _HARD = {"argmax", "argmin", "ceil", "floor", "heaviside", "round", "sign", "trunc"}
 
 
@@ -73,9 +71,7 @@ class SiteVariables(Source):
         self._profile, self._names, self._ignored, self._tied, self._leaves = profile, names, ignored, tied, leaves
         self._by_name = {site.name: site for site in profile.sites} if profile.by_name else {}
         self._following = iter(profile.sites)
-        self._drawn: Variable | None = None  # uniforms that the running operation has asked for
-        self._uniforms: dict[int, tuple[Tensor, Variable, float]] = {}  # tensors of uniforms plus a number, by id
-        self._gates: dict[int, tuple[Tensor, Variable, float]] = {}  # their comparisons, with the chance of a one
+        self._drawn: Variable | None = None  # the numbers that the running operation has asked for
 
     def is_off(self, training: bool) -> bool:
         return self._is_ignored() or not (training or is_ours(self._names.caller()[1]))
@@ -118,29 +114,34 @@ class SiteVariables(Source):
         if self._is_ignored():
             return probability
         chance = probability.detach()
-        return probability + self._add("bernoulli", torch.zeros_like(chance), (chance * (1 - chance)) ** 0.5)
+        noise = self._add("bernoulli", torch.zeros_like(chance), (chance * (1 - chance)) ** 0.5)
+        self._drawn = self.variables[-1]
+        return probability + noise
+
+    def drawn(self) -> Variable | None:
+        drawn, self._drawn = self._drawn, None
+        return drawn
+
+    def gate(self, site: Variable, chance: Tensor) -> Tensor:
+        if site not in self.variables:  # compared for the second time
+            self.chooses(site)
+        self.variables.remove(site)
+        self.variables.append(
+            Variable(site.site, torch.zeros_like(chance).requires_grad_(), (chance * (1 - chance)) ** 0.5)
+        )
+        return chance + self.variables[-1].value
+
+    def chooses(self, site: Variable) -> None:
+        if site.site.kind == "bernoulli":  # numbers of their own, not the result of a comparison
+            return
+        raise NotImplementedError(
+            "`net` chooses by a comparison of torch.rand, which has no derivative. Draw that mask with "
+            'torch.bernoulli or nn.functional.dropout, or predict with method="sampling".'
+        )
 
     def after(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        drawn, self._drawn = self._drawn, None
-        if drawn is not None:
-            self._uniforms[id(result)] = (result, drawn, 0.0)
-            return
         name = getattr(func, "__name__", "").strip("_")
-        if not self._uniforms and name not in _HARD:  # nearly every call
-            return
-        known = next((self._uniforms[id(arg)] for arg in args if id(arg) in self._uniforms), None)
-        number = next((arg for arg in args if isinstance(arg, (int, float))), None)
-        gate = next((self._gates[id(arg)] for arg in args if id(arg) in self._gates), None)
-        if gate is not None and isinstance(result, Tensor):
-            self._hold_gate(result, gate[1], gate[2] if name in _CASTS else math.nan)
-        elif known is not None and number is not None and name in ("add", "radd", "iadd"):
-            self._uniforms[id(result)] = (result, known[1], known[2] + number)
-        elif known is not None and number is not None and name in ("lt", "le", "gt", "ge"):
-            below = number - known[2]
-            self._gates[id(result)] = (result, known[1], below if name in ("lt", "le") else 1 - below)
-        elif known is not None and name == "floor":
-            self._hold_gate(result, known[1], known[2])
-        elif name in _HARD and args and isinstance(args[0], Tensor) and args[0].requires_grad:
+        if name in _HARD and args and isinstance(args[0], Tensor) and args[0].requires_grad:
             raise NotImplementedError(
                 f"`net` takes {name} of numbers that depend on its dropout: a hard choice, which "
                 'has no derivative. Predict with method="sampling".'
@@ -149,19 +150,6 @@ class SiteVariables(Source):
     def _is_ignored(self) -> bool:
         path, module = self._names.caller() if self._ignored else ("", None)
         return module is not None and is_ignored(self._ignored, path, module)
-
-    def _hold_gate(self, result: Tensor, uniforms: Variable, chance: float) -> None:
-        """Makes `floor(keep_prob + rand())` or `(rand() < keep_prob).to(dtype)` a Bernoulli variable; refuses NaN."""
-        if not (result.is_floating_point() and uniforms in self.variables and 0 <= chance <= 1):
-            raise NotImplementedError(
-                "`net` chooses by a comparison of torch.rand, which has no derivative. Draw that mask with "
-                'torch.bernoulli or nn.functional.dropout, or predict with method="sampling".'
-            )
-        self.variables.remove(uniforms)
-        noise = torch.zeros_like(result).requires_grad_()
-        self.variables.append(Variable(uniforms.site, noise, (chance * (1 - chance)) ** 0.5))
-        with torch.enable_grad():
-            result.copy_(chance + noise)
 
     def _add(self, kind: str, mean: Tensor, std: float | Tensor) -> Tensor:
         """The next variable, at its mean."""

@@ -310,7 +310,8 @@ def network_arguments(net: nn.Module, batch: PyTree) -> PyTree:
         accepted = _parameters_of(net)
         named = accepted is None or any(p.kind is p.VAR_KEYWORD for p in accepted)
         names = set() if accepted is None else {p.name for p in accepted}
-        return {k: v for k, v in batch.items() if k != "labels" and (named or k in names or not _is_target(k))}
+        targets = {"label", "labels", "y", "target", "targets"} - names if not named else set()
+        return {k: v for k, v in batch.items() if k not in {"labels"} | targets}
     if isinstance(batch, (tuple, list)) and len(batch) > 1:
         accepted = _parameters_of(net)
         if accepted is not None and not any(p.kind is p.VAR_POSITIONAL for p in accepted):
@@ -320,10 +321,6 @@ def network_arguments(net: nn.Module, batch: PyTree) -> PyTree:
             taken = min(len(positional), max(len(required), len(batch) - 1))
             return batch[0] if taken <= 1 else batch[:taken]
     return batch
-
-
-def _is_target(name: str) -> bool:
-    return name in ("label", "labels", "y", "target", "targets")
 
 
 def _parameters_of(net: nn.Module) -> list[inspect.Parameter] | None:
@@ -401,12 +398,9 @@ def split(output: PyTree) -> tuple[list[Tensor], Structure]:
             f"`net` must return tensors, alone or in a tuple, dict or dataclass; got {type(output).__name__}. Return "
             "the tensors it is made of, such as the mean and the variance of a distribution."
         )
-    entries = tuple(_TENSOR if isinstance(leaf, Tensor) else _static_value(leaf) for leaf in leaves)
+    static = (leaf if isinstance(leaf, _PLAIN) else None for leaf in leaves)
+    entries = tuple(_TENSOR if isinstance(leaf, Tensor) else plain for leaf, plain in zip(leaves, static, strict=True))
     return tensors, Structure(entries, spec, of)
-
-
-def _static_value(leaf: PyTree) -> Any:
-    return leaf if isinstance(leaf, _PLAIN) else None
 
 
 def map_tensors(function: Callable[..., Any], *trees: Any) -> PyTree:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
 from dropbayes.sampling.inputs import Inputs, Structure, cloned_leaves, split
-from dropbayes.tracing import NEUTRAL, Interception, Neutral, Recorder, SharedWrite, SiteNames, Watch
+from dropbayes.tracing import NEUTRAL, AtMeans, Interception, Neutral, Recorder, SharedWrite, SiteNames, Watch
 from dropbayes.tracing.generators import HostDraws
 from dropbayes.tracing.views import Flags, View, eagerly
 
@@ -114,7 +114,7 @@ class Prober:
         recorder = Recorder(names, left_out=left_out, watch=watch, neutral=neutral)
         host = HostDraws(self.named, view.generators)
         try:
-            with host, watch, Interception(recorder):
+            with host, watch, (AtMeans if neutral.gates else Interception)(recorder):
                 output = eagerly(self.inputs.call)(view.net, leaves)
         except SharedWrite:
             raise

@@ -19,11 +19,6 @@ _LARGE_ELEMENTS = 2**16  # up to this many elements per draw, groups are large: 
 _LARGE_GROUP, _SMALL_GROUP = 128, 16
 
 
-def _group_size(draws: Tensor) -> int:
-    """The number of draws `[draw, ...]` in a group."""
-    return _LARGE_GROUP if draws.numel() <= _LARGE_ELEMENTS * draws.shape[0] else _SMALL_GROUP
-
-
 class _Groups(ABC):
     """A statistic updated by groups of draws, whose size depends only on the size of a draw."""
 
@@ -35,7 +30,7 @@ class _Groups(ABC):
     def add(self, draws: Tensor) -> None:
         """Adds draws `[draw, ...]`, in order."""
         size = draws.shape[0]
-        group = _group_size(draws)
+        group = _LARGE_GROUP if draws.numel() <= _LARGE_ELEMENTS * size else _SMALL_GROUP
         self._waiting.append(draws)
         self._n_waiting += size
         if self._n_waiting < group:

@@ -6,6 +6,7 @@ Where it is not, one class of modules at a time shows which ones only drop; the 
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections import Counter
 
@@ -36,10 +37,7 @@ def training_probe(prober: Prober, rows: Inputs, plain: Probe) -> tuple[Probe, F
         if full.agrees_with(plain) or (full.fits(plain) and full.host.moved and not plain.host.moved):
             return full, flags
         check_repeatable(prober, rows, flags, full)
-        for neutral in NEUTRAL[1:] if full.fits(plain) and _is_raw(full) else ():
-            if prober(rows.leaves, flags, neutral).agrees_with(prober(rows.leaves, None, neutral)):
-                return full, flags
-        if full.fits(plain) and _agree_in_double(prober, flags):
+        if full.fits(plain) and (_is_neutral(prober, rows, flags, full) or _agree_in_double(prober, flags)):
             return full, flags
     classes = sorted({type(m) for n, m in prober.net.named_modules() if flags(n, m)}, key=lambda cls: cls.__name__)
     dropping = {cls for cls in classes if _only_drops(prober, rows, cls, plain)}
@@ -53,9 +51,23 @@ def training_probe(prober: Prober, rows: Inputs, plain: Probe) -> tuple[Probe, F
     return chosen, flags
 
 
-def _is_raw(probe: Probe) -> bool:
-    """Whether random numbers were drawn of which a network makes its own noise."""
-    return any(site.kind in ("rand", "randn", "bernoulli") for site in probe.recorder.sites)
+def _is_neutral(prober: Prober, rows: Inputs, flags: Flags, full: Probe) -> bool:
+    """Whether random numbers of which a network makes its own noise have values that leave out that noise alone."""
+    if not any(site.kind in ("rand", "randn", "bernoulli") for site in full.recorder.sites):
+        return False
+    for neutral in NEUTRAL[1:]:
+        with contextlib.suppress(ProbeFailed):
+            if prober(rows.leaves, flags, neutral).agrees_with(prober(rows.leaves, None, neutral)):
+                return True
+    return False
+
+
+def _chooses(prober: Prober, rows: Inputs, flags: Flags) -> bool:
+    """Whether random numbers are an index or a permutation, which no value leaves out."""
+    try:
+        return prober(rows.leaves, flags, NEUTRAL[1]).recorder.has_choices
+    except ProbeFailed as failed:
+        return failed.recorder.has_choices
 
 
 def _agree_in_double(prober: Prober, flags: Flags) -> bool:
@@ -85,34 +97,31 @@ def _only_drops(prober: Prober, rows: Inputs, cls: type, plain: Probe) -> bool:
     try:
         seen = prober(rows.leaves, flags)
     except ProbeFailed as failed:
-        _refuse_or_warn(cls, failed, plain)
+        draws = len(failed.recorder.sites) > len(plain.recorder.sites)
+        if draws or isinstance(failed.error, NotImplementedError):
+            raise failed.error from None
+        warnings.warn(
+            f"the {cls.__name__} of the network stays in evaluation mode, since its training branch fails ({failed}). "
+            f"Name it in Sampling(ignore_modules={cls.__name__!r}) if it holds no dropout.",
+            UncertaintyWarning,
+            stacklevel=2,
+        )
         return False
     new = seen.recorder.sites[len(plain.recorder.sites) :]
     if not new and not (seen.host.moved and not plain.host.moved):
         return False
-    # Noise made of uniforms has no neutral value: its output differs from that of evaluation mode in any case.
-    noisy = seen.fits(plain) and (bool(seen.host.moved) or any(site.kind == "rand" for site in new))
-    neutral = seen.fits(plain) and _is_raw(seen)
-    neutral = neutral and any(prober(rows.leaves, flags, n).agrees_with(plain) for n in NEUTRAL[1:])
-    if seen.agrees_with(plain) or noisy or neutral or (seen.fits(plain) and _agree_in_double(prober, flags)):
+    only_noise = seen.fits(plain) and (
+        bool(seen.host.moved)
+        or _is_neutral(prober, rows, flags, seen)
+        or _agree_in_double(prober, flags)
+        or _chooses(prober, rows, flags)
+    )
+    if seen.agrees_with(plain) or only_noise:
         return True
     raise ValueError(
         f"`net` holds a {cls.__name__} whose training branch draws ({_describe(seen)}) and changes its output in "
         f"another way as well, so that its randomness alone cannot be switched on. Leave it out with "
         f"Sampling(ignore_modules={cls.__name__!r}) if it is not dropout, or let its output differ by dropout only."
-    )
-
-
-def _refuse_or_warn(cls: type, failed: ProbeFailed, plain: Probe) -> None:
-    """Raises or warns about a class whose training branch fails and which stays in evaluation mode."""
-    n_sites, n_plain = len(failed.recorder.sites), len(plain.recorder.sites)
-    if isinstance(failed.error, NotImplementedError) or n_sites > n_plain:
-        raise failed.error
-    warnings.warn(
-        f"the {cls.__name__} of the network stays in evaluation mode, since its training branch fails ({failed}). "
-        f"Name it in Sampling(ignore_modules={cls.__name__!r}) if it holds no dropout.",
-        UncertaintyWarning,
-        stacklevel=2,
     )
 
 

@@ -1,5 +1,6 @@
 """The reading of a forward pass: which operations are random, which multiply a weight, and what a site's mask is."""
 
+from dropbayes.tracing.gates import AtMeans
 from dropbayes.tracing.interception import Interception
 from dropbayes.tracing.names import SiteNames
 from dropbayes.tracing.random_numbers import draw_or_mean
@@ -20,6 +21,7 @@ from dropbayes.tracing.watch import Read, SharedWrite, Watch
 
 __all__ = [
     "NEUTRAL",
+    "AtMeans",
     "Given",
     "Interception",
     "Neutral",

@@ -98,6 +98,18 @@ class Source(ABC):
         """Called before two values are compared by <, <=, > or >=."""
         return
 
+    def drawn(self) -> Any:
+        """The site whose uniforms, or ones and zeros, the last operation has drawn; None for any other operation."""
+        return None
+
+    def gate(self, site: Any, chance: Tensor) -> Tensor:
+        """The gate that a network makes of a site's uniforms, true with these probabilities, at its mean."""
+        return chance
+
+    def chooses(self, site: Any) -> None:
+        """Called when random numbers choose between values, so that they have no mean."""
+        return
+
     def after(self, func: Callable[..., Any], args: Arguments, kwargs: NamedArguments, result: Any) -> None:
         """Called after every operation with its arguments and result; most sources ignore it."""
         return
@@ -109,11 +121,13 @@ class Neutral:
 
     uniform: float
     bernoulli: float | None  # None for the probability itself
+    gates: bool = False  # comparisons of random numbers are held at their probability
 
 
 _MAX_UNIFORM = 1 - 2.0**-24
 NEUTRAL = (
     Neutral(_MAX_UNIFORM, None),  # a gate rand() < drop_prob, floor(keep_prob + rand()), a mask over its mean
+    Neutral(0.5, None, gates=True),  # a mask of comparisons over its mean
     Neutral(_MAX_UNIFORM, 1.0),  # a mask that is not scaled
     Neutral(2.0**-24, 0.0),  # a mask of what is dropped
     Neutral(0.5, None),  # noise around the middle

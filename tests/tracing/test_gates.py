@@ -1,0 +1,94 @@
+"""Masks that a network makes of its own comparisons, held at their probability."""
+
+import pytest
+import torch
+from torch import nn
+
+import dropbayes as db
+from dropbayes.tracing import NEUTRAL, AtMeans, Recorder, SiteNames
+from tests.sampling.loop import assert_law, made, network
+from tests.sampling.training_loop import rows
+
+KEEP = 0.7
+
+
+def indexed(x):
+    x = x.clone()
+    x[torch.rand_like(x) >= KEEP] = 0
+    return x / KEEP
+
+
+MASKS = {
+    "compared": lambda x: x * (torch.rand_like(x) < KEEP) / KEEP,
+    "compared from the left": lambda x: x * torch.gt(KEEP * torch.ones(()), torch.rand_like(x)).float() / KEEP,
+    "floor": lambda x: x * (KEEP + torch.rand_like(x)).floor() / KEEP,
+    "floor of a difference": lambda x: x * (torch.rand_like(x) + 1 - 0.3).floor() / KEEP,
+    "in place": lambda x: x * torch.empty_like(x).uniform_().lt(KEEP).div(KEEP),
+    "masked_fill": lambda x: x.masked_fill(torch.rand_like(x) >= KEEP, 0) / KEEP,
+    "masked_fill_": lambda x: x.clone().masked_fill_(torch.rand_like(x) >= KEEP, 0) / KEEP,
+    "where": lambda x: torch.where(torch.rand_like(x) < KEEP, x / KEEP, torch.zeros_like(x)),
+    "index": indexed,
+    "rows": lambda x: x * (torch.rand(len(x), 1) < KEEP).to(x.dtype) / KEEP,
+    "not": lambda x: x * ~(torch.rand_like(x) >= KEEP) / KEEP,
+    "bernoulli, bool": lambda x: x * torch.bernoulli(torch.full_like(x, KEEP)).bool() / KEEP,
+    "bernoulli, one minus": lambda x: (
+        x.masked_fill((1 - torch.empty_like(x).bernoulli_(KEEP)).to(torch.bool), 0) / KEEP
+    ),
+    "bernoulli, equal": lambda x: x.masked_fill(torch.bernoulli(torch.full_like(x, 0.3)) == 1, 0) / KEEP,
+    "bernoulli of booleans": lambda x: x * torch.empty_like(x, dtype=torch.bool).bernoulli_(KEEP) / KEEP,
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_mask_at_its_probability_changes_nothing(name):
+    x = torch.randn(5, 4)
+    with AtMeans(Recorder(SiteNames({}), neutral=NEUTRAL[1])):
+        torch.testing.assert_close(MASKS[name](x), x)
+
+
+class Masked(nn.Module):
+    def __init__(self, mask):
+        super().__init__()
+        self.mask = mask
+
+    def forward(self, x):
+        return self.mask(x) if self.training else x
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_network_with_such_a_mask_is_drawn_from_as_its_loop(name):
+    net, x = made(lambda: (nn.Sequential(nn.Linear(6, 16), Masked(MASKS[name]), nn.Linear(16, 2)), rows(3)))
+    assert_law(net, x, n_draws=400)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_its_linear_variance_is_that_of_dropout(name):
+    torch.manual_seed(0)
+    first, last, x = nn.Linear(6, 16), nn.Linear(16, 2), torch.randn(3, 6)
+    found = db.predict(nn.Sequential(first, Masked(MASKS[name]), last), x, method="linear").epistemic
+    if name == "rows":  # one mask for all units of a row
+        expected = (last(first(x)) - last.bias).detach().square() * (1 - KEEP) / KEEP
+    else:
+        expected = db.predict(nn.Sequential(first, nn.Dropout(1 - KEEP), last), x, method="linear").epistemic
+    torch.testing.assert_close(found, expected.to(found), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_mask_beside_another_end_in_training_is_refused(name):
+    def forward(self, x):
+        h = self.a(x)
+        y = self.o(MASKS[name](h) if self.training else h)
+        return y if self.training else y.softmax(-1)
+
+    net, x = made(lambda: (network(forward, a=nn.Linear(6, 16), o=nn.Linear(16, 3)), rows(3)))
+    with pytest.raises(ValueError, match="changes its output in another way"):
+        db.predict(net, x)
+
+
+def test_a_permutation_is_noise_that_no_value_leaves_out():
+    def forward(self, x):
+        h = self.a(x)
+        return self.o(h[:, torch.randperm(16)] if self.training else h)
+
+    net, x = made(lambda: (network(forward, a=nn.Linear(6, 16), o=nn.Linear(16, 3)), rows(3)))
+    assert db.predict(net, x, n_draws=20).epistemic.min() > 0
