@@ -25,7 +25,8 @@ GROUPS = {
         "weight_layers", "variational", "layers", "processes",
     ],
     "Judging and acting": [
-        "scores", "scores.information", "calibration", "conformal", "decisions", "acquisition", "plots",
+        "scores", "scores.information", "calibration", "calibration.conformal", "decisions", "decisions.acquisition",
+        "plots",
     ],
     "Training and files": ["training", "population", "runtime"],
     "The engine, for those who extend it": [

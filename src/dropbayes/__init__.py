@@ -16,6 +16,8 @@ from dropbayes.runtime import __version__
 
 if TYPE_CHECKING:
     from dropbayes.app import Predictor, load
+    from dropbayes.calibration import conformal as conformal
+    from dropbayes.decisions import acquisition as acquisition
     from dropbayes.estimators import DropoutClassifier, DropoutRegressor
     from dropbayes.guests import doctor
     from dropbayes.layers import add_dropout
@@ -97,7 +99,8 @@ def __getattr__(name: str) -> Any:
     if home is not None:
         globals()[name] = value = getattr(importlib.import_module(f"dropbayes.{home}"), name)
         return value
-    package = {"information": "scores."}.get(name, "")  # a module inside one that is a name of the library, too
+    # Some modules inside a package are names of the library, too.
+    package = {"acquisition": "decisions.", "conformal": "calibration.", "information": "scores."}.get(name, "")
     module = f"dropbayes.{package}{name}"
     if not name.startswith("_") and importlib.util.find_spec(module):
         return importlib.import_module(module)

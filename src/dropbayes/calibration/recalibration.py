@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
+from dropbayes.calibration.conformal import standardised_residuals
 from dropbayes.calibration.reliability import transforms
-from dropbayes.conformal import standardised_residuals
 from dropbayes.runtime.validation import (
     Array,
     check_positive,

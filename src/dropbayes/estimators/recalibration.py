@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dropbayes import calibration, conformal
+from dropbayes import calibration
+from dropbayes.calibration import conformal
 from dropbayes.predictive.mixtures import Mixture, draw_mean
 from dropbayes.runtime.validation import Array, float_tensor
 

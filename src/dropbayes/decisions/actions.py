@@ -1,8 +1,4 @@
-r"""Actions taken on uncertainty: defer to a person, cascade to a costlier network, explore, weigh costs.
-
-[GG16, section Applications] names them: pass uncertain inputs to a human, use a slow network only where a fast one is
-unsure, explore by Thompson sampling. All take tensors or plain callables; draws are axis 0.
-"""
+r"""Actions taken on uncertainty: defer to a person, cascade to a costlier network, explore, weigh costs."""
 
 from __future__ import annotations
 

@@ -1,0 +1,523 @@
+r"""Conformal prediction: intervals, sets and distributions with a coverage that holds for any model.
+
+Every method needs rows that neither trained nor tuned the model. It guarantees coverage for new rows *exchangeable*
+with them, on average over rows and held-out sets. A better uncertainty makes the answers narrower, not more valid.
+
+| you have | use | guarantee |
+|---|---|---|
+| a mean and a standard deviation | `conformal_interval` | coverage at least the level |
+| predicted quantiles | `conformal_quantile_interval` | the same; widths follow the quantiles |
+| class probabilities | `conformal_sets`, `adaptive_conformal_sets` | the same, for sets of classes |
+| classes or groups that must each be covered | `class_thresholds`, `group_thresholds` | the same within each |
+| new rows of another input distribution | `conformal_threshold` with weights | the same, for the right density ratio |
+| no rows to spare | `cross_conformal_interval` (jackknife+, CV+) | at least 1 - 2 (1 - level) |
+| a stream that may drift | `OnlineLevel` | long-run coverage for any sequence |
+| a need for probabilities, not one interval | `conformal_distribution` | calibrated in probability |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from dropbayes.runtime.validation import (
+    Array,
+    check_count,
+    check_positive,
+    check_probability,
+    check_values,
+    class_labels,
+    class_probabilities,
+    finite_tensor,
+    matching_tensors,
+    row_values,
+    row_weights,
+)
+from dropbayes.scores.averages import weighted_quantile
+
+# --- thresholds -------------------------------------------------------------------------------------------------------
+
+
+def conformal_threshold(
+    scores: Array, *, level: float, sample_weight: Array | None = None, new_weight: Array | float = 1.0
+) -> Tensor:
+    r"""The threshold $q$ that the score of a new row does not exceed with probability at least `level`.
+
+    The $\lceil (n+1)\,\text{level} \rceil$-th smallest of $n$ scores. For exchangeable rows and any score,
+    $P(s_{n+1} \le q) \ge \text{level}$, and without ties $P \le \text{level} + 1/(n+1)$. With too few rows for the
+    level it is infinite.
+
+    With weights it is the smallest score $q$ with $\sum_{s_i \le q} w_i \ge \text{level}\,(\sum_i w_i + w_\text{new})$:
+    a row of weight 2 counts as two. Where new rows come from other inputs but the same $p(y \mid x)$, weights in
+    proportion to the density ratio $w(x) = p_\text{new}(x)/p_\text{held-out}(x)$ restore the guarantee [Tibshirani et
+    al. 2019]; each new row then has its own threshold.
+
+    Args:
+        scores: Scores of held-out rows the model was not fitted to, `[row]`.
+        level: The probability to guarantee.
+        sample_weight: The weights $w_i$ of the held-out rows.
+        new_weight: The weight $w_\text{new}$ of the new row, or of each new row, `[new row]`.
+
+    Examples:
+        >>> conformal_threshold(torch.arange(1.0, 100.0), level=0.9)  # 99 scores: the 90th
+        tensor(90.)
+        >>> conformal_threshold(torch.tensor([1.0, 2.0]), level=0.5, sample_weight=[1, 3], new_weight=torch.tensor([1.0, 9.0]))
+        tensor([2., inf])
+    """  # noqa: E501 - an example of one line
+    check_probability("level", level)
+    held_out = row_values("scores", scores, infinite=True).detach()
+    weight = row_weights(sample_weight, len(held_out), like=held_out)
+    new = finite_tensor("new_weight", new_weight).to(weight)
+    check_values("new_weight", new)
+    return weighted_quantile(held_out, weight, level * (weight.sum() + new))
+
+
+def group_thresholds(
+    scores: Array, groups: Array, new_groups: Array, *, level: float, sample_weight: Array | None = None
+) -> Tensor:
+    """The threshold of each new row, from the held-out rows of its group: the guarantee holds within each group.
+
+    Mondrian conformal prediction [Vovk et al. 2005]. Groups must be known before the outcome: a site, an age band, a
+    predicted class. Each group needs at least 1 / (1 - level) - 1 rows for a finite threshold.
+
+    Args:
+        scores: Scores of held-out rows, `[row]`.
+        groups: Their groups, any integers, `[row]`.
+        new_groups: The groups of the new rows, `[new row]`; a group without held-out rows has an infinite threshold.
+        level: The probability to guarantee in every group.
+        sample_weight: The weight of each held-out row; a new row has weight 1.
+
+    Examples:
+        >>> scores, groups = torch.arange(1.0, 9.0), torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
+        >>> group_thresholds(scores, groups, torch.tensor([0, 1, 2]), level=0.8)
+        tensor([4., 8., inf])
+    """
+    held_out = row_values("scores", scores, infinite=True)
+    known = _groups("groups", groups, n_rows=len(held_out))
+    new = _groups("new_groups", new_groups)
+    weight = row_weights(sample_weight, len(held_out), like=held_out)
+    thresholds = held_out.new_full((len(new),), math.inf)
+    for group in new.unique():
+        in_group = (known == group) & (weight > 0)
+        if bool(in_group.any()):
+            thresholds[new == group] = conformal_threshold(
+                held_out[in_group], level=level, sample_weight=weight[in_group]
+            )
+    return thresholds
+
+
+def _groups(name: str, groups: Array, *, n_rows: int | None = None) -> Tensor:
+    values = row_values(name, groups, n_rows=n_rows)
+    if not bool((values == values.round()).all()):
+        raise ValueError(f"`{name}` must hold integers, one group per row; got {values.dtype} with fractions.")
+    return values.long()
+
+
+def class_thresholds(
+    scores: Array, labels: Array, *, n_classes: int, level: float, sample_weight: Array | None = None
+) -> Tensor:
+    """The threshold of each class, from the held-out rows of that class: sets cover every class, rare ones too.
+
+    Pass it as the `threshold` of `conformal_sets`. Without it a rare class may be missed most of the time while the
+    average over rows meets the guarantee.
+
+    Args:
+        scores: Scores of the true labels of held-out rows, `[row]` (`label_scores`, `adaptive_label_scores`).
+        labels: Their class indices, `[row]`.
+        n_classes: The number of classes.
+        level: The probability to guarantee for every class.
+        sample_weight: The weight of each held-out row; a new row has weight 1.
+
+    Returns:
+        The thresholds, `[class]`; infinite for a class with too few rows, which is then in every set.
+    """
+    check_count("n_classes", n_classes)
+    held_out = row_values("scores", scores, infinite=True)
+    truth = class_labels(labels, n_rows=len(held_out), n_classes=n_classes)
+    return group_thresholds(held_out, truth, torch.arange(n_classes), level=level, sample_weight=sample_weight)
+
+
+@dataclass(frozen=True)
+class OnlineLevel:
+    r"""The level to use next, so that the long-run coverage is the target for any data.
+
+    $$\text{level}_{t+1} = \text{level}_t + \gamma\,(\text{target} - \mathbb 1[\text{covered}_t])$$
+
+    Adaptive conformal inference [Gibbs & Candès 2021]. After $T$ steps the share covered differs from the target by at
+    most $\big(\max(\text{target}, 1 - \text{target}) + \gamma\big)/(\gamma T)$, for every sequence, without any
+    assumption. With a large γ the intervals fluctuate, and some are empty or infinite.
+
+    Args:
+        target: The long-run coverage.
+        rate: The step γ; about the inverse of the number of rows within which the data drift.
+        current: The current level; by default the target.
+
+    Examples:
+        >>> level = OnlineLevel(target=0.9, rate=0.05)
+        >>> round(level.after(covered=False).current, 3), round(level.after(covered=True).current, 3)
+        (0.945, 0.895)
+    """
+
+    target: float
+    rate: float = 0.01
+    current: float | None = None
+
+    def __post_init__(self) -> None:
+        check_probability("target", self.target)
+        check_positive("rate", self.rate)
+        if self.current is None:
+            object.__setattr__(self, "current", self.target)
+
+    def after(self, *, covered: bool) -> OnlineLevel:
+        """The level once the outcome is known."""
+        assert self.current is not None
+        return replace(self, current=self.current + self.rate * (self.target - bool(covered)))
+
+    def threshold(self, scores: Array) -> Tensor:
+        """The threshold of the scores at the current level; ±∞ where the level has left the unit interval.
+
+        Args:
+            scores: Scores of recent rows, `[row]`.
+        """
+        assert self.current is not None
+        recent = row_values("scores", scores, infinite=True)
+        if not 0 < self.current < 1:
+            return recent.new_tensor(math.inf if self.current >= 1 else -math.inf)
+        return conformal_threshold(recent, level=self.current)
+
+
+# --- intervals and distributions --------------------------------------------------------------------------------------
+
+
+def standardised_residuals(mean: Array, std: Array | float, y: Array) -> Tensor:
+    r"""The residual in standard deviations, $|y - \mu| / \sigma$: the conformal score of a regression.
+
+    Examples:
+        >>> standardised_residuals(torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([4.0]))
+        tensor([1.5000])
+    """
+    centre, deviation, outcome = _moments({"mean": mean, "y": y}, std)
+    return (outcome - centre).abs() / deviation
+
+
+def _moments(arrays: Mapping[str, Array], std: Array | float) -> list[Tensor]:
+    """The mean, the positive standard deviation and the other arrays, of one shape; a scalar deviation is expanded."""
+    deviation = finite_tensor("std", std)
+    if deviation.dim() == 0:
+        deviation = deviation.expand(finite_tensor("mean", arrays["mean"]).shape)
+    tensors = matching_tensors({"mean": arrays["mean"], "std": deviation, **arrays})
+    check_values("std", tensors[1], positive=True)
+    return tensors
+
+
+def conformal_interval(mean: Array, std: Array | float, *, threshold: Array | float) -> tuple[Tensor, Tensor]:
+    r"""The split-conformal interval $\mu \pm q\,\sigma$, which holds the target with the probability of its threshold.
+
+    The guarantee is over new rows *and* held-out sets, for exchangeable rows; it holds for any model, on average over
+    rows and not for each row. A better uncertainty makes the interval narrower, not more valid.
+
+    Args:
+        mean: Predictive mean of the new rows.
+        std: Their predictive standard deviation (1 for intervals of one width).
+        threshold: The threshold $q$ of the `standardised_residuals` of held-out rows: a number (`conformal_threshold`),
+            or `[row]` (`group_thresholds`, or with weights).
+
+    Examples:
+        >>> conformal_interval(torch.tensor([5.0]), torch.tensor([2.0]), threshold=1.8)
+        (tensor([1.4000]), tensor([8.6000]))
+    """
+    centre, deviation = _moments({"mean": mean}, std)
+    half = _per_row(threshold, centre) * deviation
+    return centre - half, centre + half
+
+
+def quantile_residuals(lower: Array, upper: Array, y: Array) -> Tensor:
+    r"""The distance of the target outside its predicted quantiles, $\max(l - y,\; y - u)$; negative inside.
+
+    Examples:
+        >>> quantile_residuals(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 1.0]), torch.tensor([3.0, 0.5]))
+        tensor([ 2.0000, -0.5000])
+    """
+    low, high, outcome = matching_tensors({"lower": lower, "upper": upper, "y": y})
+    return torch.maximum(low - outcome, outcome - high)
+
+
+def conformal_quantile_interval(lower: Array, upper: Array, *, threshold: Array | float) -> tuple[Tensor, Tensor]:
+    r"""The conformalised quantile interval $[l - q,\; u + q]$ [Romano et al. 2019].
+
+    Predicted quantiles (of the mixture of draws, or of a quantile network) are widened by one number, or narrowed when
+    they were too wide. Unlike $\mu \pm q\sigma$, they follow skewed noise.
+
+    Args:
+        lower: The predicted lower quantile of the new rows, `[row]`.
+        upper: Their predicted upper quantile.
+        threshold: The threshold $q$ of the `quantile_residuals` of held-out rows, as in `conformal_interval`.
+
+    Returns:
+        The lower and the upper ends; where a narrowed interval would be empty, both are its middle.
+
+    Examples:
+        >>> conformal_quantile_interval(torch.tensor([0.0]), torch.tensor([4.0]), threshold=0.5)
+        (tensor([-0.5000]), tensor([4.5000]))
+    """
+    low, high = matching_tensors({"lower": lower, "upper": upper})
+    if bool((low > high).any()):
+        raise ValueError(f"`lower` must not exceed `upper`; it does in {int((low > high).sum())} rows.")
+    margin = _per_row(threshold, low)
+    margin = torch.maximum(margin, (low - high) / 2)  # no interval has a negative width
+    return low - margin, high + margin
+
+
+def _per_row(threshold: Array | float, like: Tensor) -> Tensor:
+    bound = finite_tensor("threshold", threshold, infinite=True)
+    if bound.dim() and bound.shape != like.shape[:1]:
+        raise ValueError(f"`threshold` must be a number or [row]; got shape {tuple(bound.shape)} for {len(like)} rows.")
+    spread = bound.to(like.device, torch.promote_types(bound.dtype, like.dtype))
+    return spread.reshape(*bound.shape, *(1,) * (like.dim() - 1)) if bound.dim() else spread
+
+
+def cross_conformal_interval(
+    predictions: Array, *, residuals: Array, folds: Array | None = None, level: float
+) -> tuple[Tensor, Tensor]:
+    r"""The jackknife+ or CV+ interval, from models that each left some rows out.
+
+    With $\mu_{-i}$ the model that did not see row $i$ and $R_i = |y_i - \mu_{-i}(x_i)|$, the ends are the
+    $\lfloor (n+1)(1 - \text{level}) \rfloor$-th smallest of $\mu_{-i}(x) - R_i$ and the $\lceil (n+1)\,\text{level}
+    \rceil$-th smallest of $\mu_{-i}(x) + R_i$ [Barber et al. 2021]. Every row both trains and calibrates. For
+    exchangeable rows the coverage is at least $1 - 2\,(1 - \text{level})$, for K folds of n rows less about
+    $\sqrt{2/n}$; in practice it is close to the level.
+
+    Args:
+        predictions: The predictions of each fold's model for the new rows, `[fold, new row]`.
+        residuals: The absolute residual $R_i$ of every training row under the model of its fold, `[row]`.
+        folds: The fold of each training row, `[row]`; by default each row is its own fold (jackknife+).
+        level: The nominal coverage.
+
+    Returns:
+        The lower and the upper ends, `[new row]`; infinite with too few rows for the level.
+
+    Examples:
+        >>> predictions = torch.tensor([[0.0], [1.0], [2.0]])
+        >>> cross_conformal_interval(predictions, residuals=torch.tensor([0.5, 0.5, 0.5]), level=0.7)
+        (tensor([-0.5000]), tensor([2.5000]))
+    """
+    check_probability("level", level)
+    outputs = finite_tensor("predictions", predictions, axes="[fold, new row]")
+    spread = row_values("residuals", residuals).to(outputs)
+    check_values("residuals", spread)
+    fold = torch.arange(len(spread)) if folds is None else row_values("folds", folds, n_rows=len(spread)).long()
+    if int(fold.min()) < 0 or int(fold.max()) >= len(outputs):
+        raise ValueError(
+            f"`folds` must lie between 0 and {len(outputs) - 1}, the rows of `predictions`; got {int(fold.min())} to "
+            f"{int(fold.max())}."
+        )
+    left_out = outputs[fold.to(outputs.device)]  # [row, new row]
+    n_rows = len(spread)
+    upper_rank = math.ceil((n_rows + 1) * level - 1e-9)
+    if upper_rank > n_rows:
+        infinite = torch.full_like(outputs[0], math.inf)
+        return -infinite, infinite
+    # The lower end mirrors the upper one: floor((n+1)(1 - level)) = n + 1 - ceil((n+1) level).
+    lower = (left_out - spread[:, None]).kthvalue(n_rows + 1 - upper_rank, 0).values
+    return lower, (left_out + spread[:, None]).kthvalue(upper_rank, 0).values
+
+
+@dataclass(frozen=True, eq=False)
+class ConformalDistribution:
+    r"""The distribution of each new row's target: $\mu + \sigma r$ with $r$ the residuals of held-out rows.
+
+    For exchangeable rows its distribution function at the target is uniform, so targets fall below each quantile as
+    often as its level says, up to $1/(n+1)$ [Vovk et al. 2019].
+
+    Args:
+        mean: The predictive mean of the new rows, `[row]`.
+        std: Their predictive standard deviation, `[row]`.
+        residuals: The signed residuals in standard deviations of $n$ held-out rows, in increasing order.
+        weight: The weight of each residual; a new row has weight 1.
+    """
+
+    mean: Tensor
+    std: Tensor
+    residuals: Tensor
+    weight: Tensor
+
+    def distribution(self, y: Array) -> Tensor:
+        """The distribution function at `y`, `[row]`: the middle of its jump there."""
+        centre, _, outcome = matching_tensors({"mean": self.mean, "std": self.std, "y": y})
+        standard = ((outcome - centre) / self.std.to(centre)).contiguous()
+        mass = torch.cat([self.weight.new_zeros(1), self.weight.cumsum(0)])
+        below, up_to = (mass[torch.searchsorted(self.residuals.to(standard), standard, right=r)] for r in (False, True))
+        return (0.5 * (below + up_to + 1) / (mass[-1] + 1)).to(standard.dtype)
+
+    def quantile(self, level: float) -> Tensor:
+        """The quantile of each row, `[row]`: a new target is at most this with probability at least `level`."""
+        check_probability("level", level)
+        return self.mean + self._residual(level, 1) * self.std
+
+    def interval(self, level: float) -> tuple[Tensor, Tensor]:
+        """The central interval of each row, asymmetric about the mean when the residuals are skewed."""
+        check_probability("level", level)
+        outer = (1 + level) / 2
+        return self.mean - self._residual(outer, -1) * self.std, self.mean + self._residual(outer, 1) * self.std
+
+    def _residual(self, level: float, sign: int) -> Tensor:
+        """The bound on the residual of a new row, times the sign, that holds with probability at least `level`."""
+        mass = level * (self.weight.sum() + 1)
+        return weighted_quantile(sign * self.residuals, self.weight, mass).to(self.mean)
+
+
+def conformal_distribution(
+    mean: Array, std: Array, *, calibration_residuals: Array, sample_weight: Array | None = None
+) -> ConformalDistribution:
+    r"""The conformal predictive distribution of new rows.
+
+    Args:
+        mean: Predictive mean of the new rows, `[row]`.
+        std: Their predictive standard deviation, `[row]`.
+        calibration_residuals: Signed residuals $(y - \mu)/\sigma$ of held-out rows, `[row]`.
+        sample_weight: The weight of each held-out row; a new row has weight 1.
+
+    Examples:
+        >>> known = torch.tensor([-2.0, -1.0, 0.0, 1.0, 5.0])  # skewed: now and then a target is far above
+        >>> new = conformal_distribution(torch.tensor([10.0]), torch.tensor([1.0]), calibration_residuals=known)
+        >>> new.quantile(0.5), new.interval(0.6), new.distribution(torch.tensor([10.5]))
+        (tensor([10.]), (tensor([8.]), tensor([15.])), tensor([0.5833]))
+    """
+    centre, deviation = matching_tensors({"mean": mean, "std": std})
+    if centre.dim() != 1 or not bool((deviation > 0).all()):
+        raise ValueError(f"`mean` and `std` must be [row], and `std` positive; got {tuple(centre.shape)}.")
+    residuals = row_values("calibration_residuals", calibration_residuals)
+    weight = row_weights(sample_weight, len(residuals), like=residuals)
+    residuals, order = residuals.sort()
+    return ConformalDistribution(centre, deviation, residuals, weight[order])
+
+
+# --- sets of classes --------------------------------------------------------------------------------------------------
+
+
+def label_scores(probabilities: Array, labels: Array) -> Tensor:
+    """The conformal score of a classification, one minus the probability of the label, `[row]`.
+
+    Examples:
+        >>> label_scores(torch.tensor([[0.25, 0.75]]), torch.tensor([1]))
+        tensor([0.2500])
+    """
+    predicted = class_probabilities("probabilities", probabilities)
+    return _of_label(1 - predicted, labels)
+
+
+def _of_label(scores: Tensor, labels: Array) -> Tensor:
+    truth = class_labels(labels, n_rows=len(scores), n_classes=scores.shape[1], device=scores.device)
+    return scores.gather(1, truth[:, None]).squeeze(1)
+
+
+def conformal_sets(probabilities: Array, *, threshold: Array | float) -> Tensor:
+    """The split-conformal set of classes, which holds the label with the probability of its threshold, `[row, class]`.
+
+    The guarantee is that of `conformal_interval`. These sets are the smallest on average [Sadinle et al. 2019]; a set
+    is empty when no class is probable enough. The size of `adaptive_conformal_sets` follows the uncertainty.
+
+    Args:
+        probabilities: Predictive probabilities of the new rows, `[row, class]`.
+        threshold: The threshold of the `label_scores` of held-out rows: a number (`conformal_threshold`), `[class]`
+            (`class_thresholds`) or `[row, 1]`.
+
+    Examples:
+        >>> conformal_sets(torch.tensor([[0.6, 0.4], [0.9, 0.1]]), threshold=0.5)
+        tensor([[ True, False],
+                [ True, False]])
+    """
+    predicted = class_probabilities("probabilities", probabilities)
+    return _at_most(1 - predicted, threshold)
+
+
+def _at_most(scores: Tensor, threshold: Array | float) -> Tensor:
+    """Where the scores are at most the threshold.
+
+    Scores equal up to rounding count as equal: a probability converted to float32 must not lose its label.
+    """
+    bound = finite_tensor("threshold", threshold, infinite=True)
+    if bound.dim() and bound.shape not in ((scores.shape[1],), (len(scores), 1)):
+        raise ValueError(
+            f"`threshold` must be a number, [class] or [row, 1]; got shape {tuple(bound.shape)} for probabilities "
+            f"{tuple(scores.shape)}."
+        )
+    rounding = 4 * max(torch.finfo(scores.dtype).eps, torch.finfo(bound.dtype).eps)
+    return scores.double() <= bound.to(scores.device).double() + rounding
+
+
+def adaptive_scores(
+    probabilities: Array, *, penalty: float = 0.0, free_classes: int = 1, uniform: Array | None = None
+) -> Tensor:
+    r"""The adaptive score of every class: the probability of the classes more probable than it, and its own.
+
+    $$s_c = \sum_{c':\, p_{c'} > p_c} p_{c'} + u\,p_c + \lambda\,(\mathrm{rank}_c - k)_+$$
+
+    [Romano et al. 2020]; regularised for $\lambda > 0$ [Angelopoulos et al. 2021]: the penalty on sets of more than $k$
+    classes keeps many improbable classes out.
+
+    Args:
+        probabilities: Predictive probabilities, `[row, class]`.
+        penalty: The regularisation $\lambda$ per class beyond the free ones.
+        free_classes: The size $k$ of a set without penalty.
+        uniform: A uniform random number $u$ per row, `[row]`, which makes the coverage exact; by default 1, which makes
+            it conservative and the same for every call.
+
+    Examples:
+        >>> adaptive_scores(torch.tensor([[0.5, 0.2, 0.3]]))
+        tensor([[0.5000, 1.0000, 0.8000]])
+    """
+    check_positive("penalty", penalty, allow_zero=True)
+    check_count("free_classes", free_classes, at_least=0)
+    predicted = class_probabilities("probabilities", probabilities)
+    ones = torch.ones_like(predicted[:, 0])
+    share = ones if uniform is None else row_values("uniform", uniform, n_rows=len(predicted))
+    check_values("uniform", share, at_most=1)
+    ordered, order = predicted.sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(1, predicted.shape[1] + 1, device=predicted.device)
+    scores = ordered.cumsum(-1) - ordered * (1 - share.to(predicted)[:, None])
+    scores = scores + penalty * (rank - free_classes).clamp_min(0)
+    return torch.empty_like(scores).scatter(-1, order, scores)
+
+
+def adaptive_label_scores(
+    probabilities: Array, labels: Array, *, penalty: float = 0.0, free_classes: int = 1, uniform: Array | None = None
+) -> Tensor:
+    """The adaptive score of each row's label, `[row]`; see `adaptive_scores`.
+
+    Examples:
+        >>> adaptive_label_scores(torch.tensor([[0.5, 0.2, 0.3]]), torch.tensor([2]))
+        tensor([0.8000])
+    """
+    scores = adaptive_scores(probabilities, penalty=penalty, free_classes=free_classes, uniform=uniform)
+    return _of_label(scores, labels)
+
+
+def adaptive_conformal_sets(
+    probabilities: Array,
+    *,
+    threshold: Array | float,
+    penalty: float = 0.0,
+    free_classes: int = 1,
+    uniform: Array | None = None,
+) -> Tensor:
+    """The adaptive conformal set of classes: small where one class stands out, large where many compete.
+
+    Args:
+        probabilities: Predictive probabilities of the new rows, `[row, class]`.
+        threshold: The threshold of the `adaptive_label_scores` of held-out rows, of the same `penalty` and
+            `free_classes`, as in `conformal_sets`.
+        penalty: The regularisation per class beyond the free ones.
+        free_classes: The size of a set without penalty.
+        uniform: A uniform random number per new row, if the calibration scores had them.
+
+    Examples:
+        >>> adaptive_conformal_sets(torch.tensor([[0.5, 0.3, 0.2]]), threshold=0.9)
+        tensor([[ True,  True, False]])
+    """
+    scores = adaptive_scores(probabilities, penalty=penalty, free_classes=free_classes, uniform=uniform)
+    return _at_most(scores, threshold)
