@@ -92,9 +92,14 @@ def doctor(net: nn.Module, x: PyTree, *, sampling: Sampling = Sampling()) -> Dia
     modules = dict(plain.named_modules())
     findings = [_of_site(site, modules.get(site.path, plain), site.name in always) for site in sites]
     drawing = {site.path for site in sites}
-    silent = {name: module for name, module in modules.items() if name not in drawing and _could_draw(module)}
+    for name, module in modules.items():
+        # The looks of dropout without a site: by its class, or by a rate that is not 0.
+        rate = getattr(module, "dropout", None)
+        looks = "drop" in type(module).__name__.lower() or (isinstance(rate, float) and rate > 0)
+        if looks and name not in drawing:
+            why = "drop_prob is 0" if getattr(module, "p", None) == 0 else "not met by this input"
+            findings.append(_of_module(name, module, "off", "-", f"not: {why}"))
     norms = {name: m for name, m in modules.items() if getattr(m, "track_running_stats", False)}
-    findings += [_of_module(name, m, "off", "-", _silence(m)) for name, m in silent.items()]
     findings += [_of_module(name, m, "fixed", "moves its statistics", "fixed") for name, m in norms.items()]
     sampled = sum(finding.here == "sampled" for finding in findings)
     notes.insert(0, f"{sampled} of {count(len(sites), 'site')} sampled")
@@ -126,18 +131,8 @@ def _of_module(name: str, module: nn.Module, in_eval: str, in_train: str, here: 
     return Finding(name, kind, getattr(module, "p", None), "-", "-", "-", _flag(module), in_eval, in_train, here)
 
 
-def _silence(module: nn.Module) -> str:
-    return "not: drop_prob is 0" if getattr(module, "p", None) == 0 else "not: not met by this input"
-
-
 def _flag(module: nn.Module) -> str:
     return "train" if module.training else "eval"
-
-
-def _could_draw(module: nn.Module) -> bool:
-    """Whether a module without a site has the looks of dropout: its class, or a rate that is not 0."""
-    rate = getattr(module, "dropout", None)
-    return "drop" in type(module).__name__.lower() or (isinstance(rate, float) and rate > 0)
 
 
 @torch.inference_mode(False)

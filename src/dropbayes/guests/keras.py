@@ -25,7 +25,12 @@ class KerasNetwork(nn.Module):
 
     def forward(self, inputs: Any) -> Any:
         """The model's output; each random layer draws if its switch is in training mode."""
-        (model, *layers), unseeded = self._held, _unseeded()
+        from keras import random
+
+        # What an unseeded layer has for a source of seeds, without the state that a draw would move.
+        contents = {"__init__": lambda _: None, "_initial_seed": None, "next": lambda *_, **__: torch.zeros(2).long()}
+        unseeded = type("Unseeded", (random.SeedGenerator,), contents)()
+        model, *layers = self._held
         seeds = [layer.seed_generator for layer in layers]
         for layer, switch in zip(layers, self.children(), strict=True):
             layer.__dict__.update(call=functools.partial(switch, layer), seed_generator=unseeded)
@@ -50,11 +55,3 @@ class _TorchsGenerator(TorchFunctionMode):
         if func is torch.bernoulli:
             return (torch.rand(args[0].shape, device=args[0].device) < args[0]).to(args[0])
         return func(*args, **{name: value for name, value in (kwargs or {}).items() if name != "generator"})
-
-
-def _unseeded() -> Any:
-    """What an unseeded layer has for a source of seeds, without the state that a draw would move."""
-    from keras import random
-
-    contents = {"__init__": lambda _: None, "_initial_seed": None, "next": lambda *_, **__: torch.zeros(2).long()}
-    return type("Unseeded", (random.SeedGenerator,), contents)()

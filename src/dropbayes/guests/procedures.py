@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.utils._pytree import PyTree, tree_map
+from torch.utils._pytree import PyTree, tree_map_only
 
 from dropbayes.predictive import Prediction, check_outputs
 from dropbayes.predictive.statistics import Request, RowStatistics
@@ -67,7 +67,7 @@ def one_draw(
         called = True
         restore()  # the draw reads the network as it is
         try:
-            return draw(_arguments(plain, args, kwargs))
+            return draw(_named(plain, args, kwargs) if args and kwargs else kwargs or args)
         finally:
             state.update(dict.fromkeys(slots, drawn))
 
@@ -84,10 +84,8 @@ def one_draw(
         )
 
 
-def _arguments(net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
-    """The arguments of a call as a tuple of positional or a dict of named ones."""
-    if not (args and kwargs):
-        return kwargs or args
+def _named(net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name."""
     signature = inspect.signature(net.forward)
     named = dict(signature.bind(*args, **kwargs).arguments)
     for name, parameter in signature.parameters.items():
@@ -153,7 +151,7 @@ def predict_through(
     """
     request, statistics = Request(None, tuple(quantiles), keep_draws), list[RowStatistics]()
     for result in _results(net, procedure, n_draws, seed, sampling, progress):
-        tensors, structure = split(tree_map(_as_tensor, result))
+        tensors, structure = split(tree_map_only(np.ndarray, to_tensor, result))
         statistics = statistics or [RowStatistics(request) for _ in tensors]
         for one, tensor in zip(statistics, tensors, strict=True):
             one.add(torch.atleast_1d(tensor)[None], None)
@@ -165,7 +163,3 @@ def predict_through(
     prediction = Prediction.of(trees, n_draws=n_draws, method="through a procedure", quantile_levels=request.quantiles)
     check_outputs(prediction)
     return prediction
-
-
-def _as_tensor(leaf: PyTree) -> PyTree:
-    return to_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf
