@@ -18,14 +18,8 @@ def probabilities_and_labels(probabilities: Array, labels: Array) -> tuple[Tenso
 def class_log_likelihood(probabilities: Array, labels: Array) -> Tensor:
     r"""The log-likelihood of the labels, $\log \tfrac1T \sum_t p(y_n \mid \omega_t)$, from the *mean* probabilities.
 
-    For classes the mixture of draws is the mean of their probabilities, so nothing is lost by averaging first.
-
-    Args:
-        probabilities: Predictive probabilities, `[row, class]`.
-        labels: Class indices, `[row]`.
-
-    Returns:
-        The log-likelihood of each row, `[row]`; $-\infty$ where the label was given probability 0.
+    For classes the mixture of draws is the mean of their probabilities, so nothing is lost by averaging first. It is
+    $-\infty$ where the label was given probability 0.
 
     Examples:
         >>> class_log_likelihood(torch.tensor([[0.25, 0.75]]), torch.tensor([1]))
@@ -73,15 +67,9 @@ def expected_calibration_error(
 ) -> Tensor:
     r"""The expected calibration error over bins of *equal width*, $\sum_b \tfrac{N_b}N |\text{acc}_b - \text{conf}_b|$.
 
-    Confidence is the probability of the predicted class. The estimate grows with the number of bins even for a
-    calibrated model (about $\sqrt{n_\text{bins} / N}$): compare only at equal sizes, or test it
-    (`calibration.calibration_test`).
-
-    Args:
-        probabilities: Predictive probabilities, `[row, class]`.
-        labels: Class indices, `[row]`.
-        n_bins: Bins $[b/n, (b+1)/n)$ of the unit interval, the last one closed.
-        sample_weight: The weight of each row.
+    Confidence is the probability of the predicted class, the bins are $[b/n, (b+1)/n)$, the last one closed. The
+    estimate grows with the number of bins even for a calibrated model (about $\sqrt{n_\text{bins} / N}$): compare only
+    at equal sizes, or test it (`calibration.calibration_test`).
 
     Examples:
         >>> expected_calibration_error(torch.tensor([[0.2, 0.8], [0.3, 0.7]]), torch.tensor([1, 0]), n_bins=1)
@@ -99,13 +87,8 @@ def adaptive_calibration_error(
     r"""The expected calibration error over bins of *equal mass*: as many rows in each, by rank of confidence.
 
     Confident models put nearly all rows in one equal-width bin; equal mass resolves them. Rows of equal confidence stay
-    together, in the bin of their mean rank, so that the error does not depend on the order of the rows.
-
-    Args:
-        probabilities: Predictive probabilities, `[row, class]`.
-        labels: Class indices, `[row]`.
-        n_bins: The number of bins; without ties their sizes differ by at most one row.
-        sample_weight: The weight of each row.
+    together, in the bin of their mean rank, so that the error does not depend on the order of the rows; without ties
+    the sizes of the bins differ by at most one row.
 
     Examples:
         >>> adaptive_calibration_error(torch.tensor([[0.2, 0.8], [0.3, 0.7]]), torch.tensor([1, 0]), n_bins=2)

@@ -42,11 +42,6 @@ def brier_decomposition(probabilities: Array, labels: Array, *, sample_weight: A
     over classes [Dimitriadis, Gneiting & Jordan 2021]. Reliability and resolution are both biased upward, by about the
     number of steps of $\widehat p$ over N: compare models on the same rows.
 
-    Args:
-        probabilities: Predictive probabilities, `[row, class]`.
-        labels: Class indices, `[row]`.
-        sample_weight: The weight of each row.
-
     Examples:
         >>> p = torch.tensor([[0.9, 0.1]] * 4 + [[0.1, 0.9]] * 4)  # claims 90 %, 75 % are right
         >>> parts = brier_decomposition(p, torch.tensor([0, 0, 0, 1, 1, 1, 1, 0]))
@@ -82,12 +77,8 @@ def crps_decomposition(draws: Array, y: Array, *, sample_weight: Array | None = 
     $$\overline{\mathrm{CRPS}} = \underbrace{\sum_i \bar g_i (\bar o_i - p_i)^2}_{\text{reliability}}
     + \underbrace{\sum_i \bar g_i\, \bar o_i (1 - \bar o_i)}_{\text{uncertainty} - \text{resolution}}$$
 
-    [Hersbach 2000]. To score the predictive distribution, pass draws of the target: outputs plus observation noise.
-
-    Args:
-        draws: Draws of the target, `[draw, row]`.
-        y: The observed targets, `[row]`.
-        sample_weight: The weight of each row.
+    [Hersbach 2000]. To score the predictive distribution, pass draws of the target, `[draw, row]`: outputs plus
+    observation noise.
 
     Examples:
         >>> parts = crps_decomposition(torch.tensor([[0.0, 1.0], [2.0, 3.0]]), torch.tensor([1.0, 2.0]))

@@ -35,16 +35,9 @@ def crps(draws: Array, y: Array, *, noise_variance: Array | float = 0.0) -> Tens
 def fair_crps(draws: Array, y: Array, *, noise_variance: Array | float = 0.0) -> Tensor:
     r"""The fair CRPS: the unbiased estimate, from $T$ draws, of the score that infinitely many would have.
 
-    As `crps` with $\tfrac1{2T(T-1)} \sum_{s \ne t}$ in place of $\tfrac1{2T^2} \sum_{s,t}$ [Ferro 2014]. `crps` scores
-    the $T$ draws themselves and so falls with $T$; this one compares models with different numbers of draws.
-
-    Args:
-        draws: Outputs of the network, at least 2 independent draws, `[draw, row]`.
-        y: The observed targets, `[row]`.
-        noise_variance: The observation variance of each draw, as in `crps`.
-
-    Returns:
-        The score of each row, `[row]`; an estimate may be negative.
+    As `crps` with $\tfrac1{2T(T-1)} \sum_{s \ne t}$ in place of $\tfrac1{2T^2} \sum_{s,t}$ [Ferro 2014], of at least 2
+    independent draws. `crps` scores the $T$ draws themselves and so falls with $T$; this one compares models with
+    different numbers of draws. An estimate may be negative.
 
     Examples:
         >>> fair_crps(torch.tensor([[0.0], [2.0]]), torch.tensor([1.0]))
@@ -107,11 +100,8 @@ def energy_score(draws: Array, y: Array) -> Tensor:
     $$\tfrac1T \sum_t \|y - \widehat y_t\| - \tfrac1{2T^2} \sum_{s,t} \|\widehat y_s - \widehat y_t\|$$
 
     [Gneiting & Raftery 2007]. Proper for the joint distribution, but more sensitive to means and variances than to
-    correlations, which `variogram_score` detects. Put outputs of different units on one scale first.
-
-    Args:
-        draws: Draws of the targets, observation noise included, `[draw, row, output]`.
-        y: The observed targets, `[row, output]`.
+    correlations, which `variogram_score` detects. Put outputs of different units on one scale first, and include the
+    observation noise in the draws, `[draw, row, output]`.
 
     Examples:
         >>> energy_score(torch.tensor([[[0.0, 0.0]], [[6.0, 8.0]]]), torch.tensor([[0.0, 0.0]]))

@@ -13,15 +13,13 @@ from dropbayes.runtime.validation import Array, check_probability, events, row_v
 def auroc(uncertainty: Array, event: Array, *, sample_weight: Array | None = None) -> Tensor:
     r"""The area under the ROC curve: the probability that a row with the event is more uncertain than one without.
 
-    The event is what the uncertainty should detect: "is out of distribution", or "was misclassified". Ties count half.
+    The event is what the uncertainty should detect: "is out of distribution", or "was misclassified". Ties count half;
+    ½ is chance.
 
     Args:
         uncertainty: One number per row, `[row]`; it may be infinite.
         event: True (or 1) where the event happened, `[row]`; both kinds must occur.
         sample_weight: The weight of each row.
-
-    Returns:
-        The area, a scalar; ½ is chance.
 
     Examples:
         >>> inside, outside = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.25, 0.9])
@@ -37,12 +35,7 @@ def average_precision(uncertainty: Array, event: Array, *, sample_weight: Array 
     r"""The area under the precision-recall curve (AUPR) as average precision, $\sum_k (R_k - R_{k-1}) P_k$.
 
     Precision and recall of "more uncertain than the threshold" as a detector of the event; the better summary when the
-    event is rare. Chance is the event's frequency.
-
-    Args:
-        uncertainty: One number per row, `[row]`; it may be infinite.
-        event: True (or 1) where the event happened, `[row]`; both kinds must occur.
-        sample_weight: The weight of each row.
+    event is rare. Chance is the event's frequency. The arguments are those of `auroc`.
 
     Examples:
         >>> wrong = torch.tensor([0, 1, 0, 1])  # misclassification detection
@@ -59,13 +52,8 @@ def fpr_at_tpr(uncertainty: Array, event: Array, *, tpr: float = 0.95, sample_we
     r"""The share of rows with the event that pass the threshold which a share `tpr` of the others pass.
 
     In the words of out-of-distribution detection, the false positive rate at a true positive rate of `tpr`, where the
-    positives are the rows of the distribution [Liang et al. 2018]; smaller is better.
-
-    Args:
-        uncertainty: One number per row, `[row]`; it may be infinite.
-        event: True (or 1) where the event happened, `[row]`; both kinds must occur.
-        tpr: The share of rows without the event that must pass.
-        sample_weight: The weight of each row.
+    positives are the rows of the distribution [Liang et al. 2018]; smaller is better. The other arguments are those of
+    `auroc`.
 
     Examples:
         >>> fpr_at_tpr(torch.tensor([0.1, 0.2, 0.3, 0.25, 0.9]), torch.tensor([0, 0, 0, 1, 1]))

@@ -7,14 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from dropbayes.runtime.validation import (
-    Array,
-    check_positive,
-    check_probability,
-    check_values,
-    finite_tensor,
-    matching_tensors,
-)
+from dropbayes.likelihoods import Gaussian, predictive_log_density
+from dropbayes.runtime.validation import Array, check_probability, check_values, finite_tensor, matching_tensors
 from dropbayes.scores.averages import weighted_mean
 
 
@@ -65,20 +59,12 @@ def gaussian_mixture_log_likelihood(draws: Array, y: Array, *, precision: float)
     $$\operatorname{logsumexp}_t\!\Big(-\tfrac12 \tau \|y - \widehat y_t\|^2\Big) - \log T - \tfrac D2 \log 2\pi
     + \tfrac D2 \log \tau$$
 
-    Args:
-        draws: Outputs of the network $\widehat y_t$, `[draw, row, ...]`.
-        y: The observed targets, `[row, ...]`.
-        precision: The model precision $\tau$, in units of 1/y².
-
     Examples:
         >>> gaussian_mixture_log_likelihood(torch.tensor([[-1.0], [1.0]]), torch.tensor([1.0]), precision=1.0)
         tensor([-1.4852])
     """
-    check_positive("precision", precision)
     outputs, outcome = matching_tensors({"draws": draws, "y": y}, draws="draws")
-    squares = (outcome - outputs).square().reshape(outputs.shape[0], outcome.shape[0], -1)
-    constant = 0.5 * squares.shape[-1] * (math.log(precision) - math.log(2 * math.pi))
-    return mixture_log_likelihood(-0.5 * precision * squares.sum(-1)) + constant
+    return predictive_log_density(Gaussian(precision), outputs, outcome)
 
 
 def gaussian_log_likelihood(mean: Array, variance: Array, y: Array) -> Tensor:
@@ -87,11 +73,6 @@ def gaussian_log_likelihood(mean: Array, variance: Array, y: Array) -> Tensor:
     The Gaussian with the predictive mean and total variance ([GG16, prop:mean], [GG16, prop:var]). It equals
     `mixture_log_likelihood` only when the draws themselves are one Gaussian; it has lower variance with few
     draws, and is wrong when the predictive distribution has several modes.
-
-    Args:
-        mean: The predictive mean, `[row, ...]`.
-        variance: The predictive variance (total: epistemic and aleatoric), positive, `[row, ...]`.
-        y: The observed targets, `[row, ...]`.
 
     Examples:
         >>> gaussian_log_likelihood(torch.tensor([0.0]), torch.tensor([2.0]), torch.tensor([1.0]))
@@ -108,11 +89,7 @@ def interval_score(lower: Array, upper: Array, y: Array, *, level: float) -> Ten
 
     $$(u - l) + \tfrac2\alpha (l - y)_+ + \tfrac2\alpha (y - u)_+$$
 
-    Args:
-        lower: The interval's lower end $l$, `[row, ...]`; it may be infinite.
-        upper: Its upper end $u$.
-        y: The observed targets.
-        level: The nominal coverage of the interval.
+    An end may be infinite.
 
     Examples:
         >>> interval_score(torch.tensor([0.0]), torch.tensor([1.0]), torch.tensor([1.5]), level=0.9)
@@ -146,12 +123,7 @@ def _interval(lower: Array, upper: Array, y: Array) -> list[Tensor]:
 def quantile_score(quantile: Array, y: Array, *, level: float) -> Tensor:
     r"""The quantile (pinball) score $(\mathbb 1[y \le q] - \alpha)(q - y)$ of the predicted $\alpha$-quantile $q$.
 
-    Proper for the quantile; its integral over levels, times two, is the CRPS. Smaller is better.
-
-    Args:
-        quantile: The predicted quantile $q$, `[row, ...]`.
-        y: The observed targets.
-        level: The quantile's level $\alpha$.
+    Proper for the quantile of `level` $\alpha$; its integral over levels, times two, is the CRPS. Smaller is better.
 
     Examples:
         >>> quantile_score(torch.tensor([1.0, 1.0]), torch.tensor([0.0, 2.0]), level=0.9)
