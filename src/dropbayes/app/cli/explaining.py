@@ -144,7 +144,7 @@ def facts(model: Model) -> dict[str, Any]:
     negative log-likelihood: τ = 1). With N rows and the precision τ in standardised units, the prior length-scale it
     amounts to is $l = \sqrt{2 N \lambda \tau / p}$, the inverse of [GG16, eq:weightdecay_tau_relation].
     """
-    from dropbayes.app.models.card import range_text
+    from dropbayes.app.models.storage import range_text
 
     estimator, population, schema = model.ensemble, model.ensemble.population_, model.schema
     best = max(map(float, estimator.search_scores_), default=math.nan)
@@ -233,7 +233,7 @@ def _lines(model: Model, about: dict[str, Any]) -> Iterator[RenderableType]:
 
 
 def _properties(model: Model, about: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    from dropbayes.app.models.card import calibration_text
+    from dropbayes.app.models.storage import calibration_text
 
     sizes = "-".join(str(n) for n in (len(model.schema.inputs), *about["hidden"], about["layers"][-1]["n_outputs"]))
     n_networks, n_draws = about["n_networks"], about["n_draws"]

@@ -207,7 +207,7 @@ def _ranges(model: Model) -> dict[str, tuple[float, float]]:
 
 def _provenance(model: Model, data: str, command: str) -> dict[str, str]:
     """The origin of the page, in the order of what was done."""
-    from dropbayes.app.models.card import calibration_text
+    from dropbayes.app.models.storage import calibration_text
     from dropbayes.runtime import __version__
 
     origin = model.origin

@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from dropbayes import estimators
 from dropbayes.app.models import storage
-from dropbayes.app.models.card import Origin
 from dropbayes.app.models.predictor import Predictor, uncertainty
+from dropbayes.app.models.storage import Origin
 from dropbayes.app.tables.training import Reading, TrainingRows, training_rows
 from dropbayes.estimators.columns import Encoded, Schema, check_columns, encode, labels, numbers
 from dropbayes.estimators.columns.cells import Place

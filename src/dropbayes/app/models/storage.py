@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import html
 import json
 import os
 import pathlib
+import re
 import tempfile
 from typing import Any
 
-from dropbayes.app.models.card import Origin, card
-from dropbayes.estimators.columns import Schema
+import numpy as np
+
+from dropbayes.estimators.columns import Column, Schema
 from dropbayes.estimators.columns.schema import as_json, from_json
 from dropbayes.estimators.ensembles import ClassEnsemble, Ensemble, RegressionEnsemble
 from dropbayes.estimators.recalibration import Recalibration, with_recalibration
@@ -23,6 +26,9 @@ from dropbayes.runtime import files
 
 FORMAT = 3
 """Format 2 added dates, notations, ranges and calibration, format 3 the digest of `columns.json`; all are read."""
+
+Origin = dict[str, Any]
+"""The origin of a fit as JSON values: file, rows, settings, versions, scores, calibration."""
 
 MODEL, COLUMNS, CARD = "model.safetensors", "columns.json", "card.md"
 
@@ -150,3 +156,83 @@ def _read_description(path: pathlib.Path) -> dict[str, Any]:
     if number >= 3 and values.get("digest") != signed(values)["digest"]:
         raise ValueError(f"{str(path / COLUMNS)!r} was changed since it was written; fit the model again.")
     return values
+
+
+# --- the card -------------------------------------------------------------------------------------------------------
+
+
+def range_text(column: Column) -> str:
+    """The range of a column's values in the training rows.
+
+    Example:
+        >>> range_text(Column("a", "number", low=0.5, high=2.0))
+        '0.5 to 2'
+    """
+    if column.kind == "category":
+        return ", ".join(column.categories[:8]) + (", …" if len(column.categories) > 8 else "")
+    if column.kind == "boolean":
+        return "true or false"
+    if column.low is None or column.high is None:
+        return ""
+    if column.kind == "date":
+        return " to ".join(str(np.datetime64(int(day), "D")) for day in (column.low, column.high))
+    return f"{column.low:.6g} to {column.high:.6g}"
+
+
+def card(schema: Schema, origin: Origin, *, name: str) -> str:
+    """The card as Markdown; `name` is that of the model's folder."""
+    lines = [
+        f"# {_escape(schema.target)}: a model of dropbayes",
+        "",
+        f"{schema.task.capitalize()} of {_escape(schema.target)} with uncertainty, by dropout networks.",
+        "",
+        "## Use",
+        "",
+        "```python",
+        "import dropbayes as db",
+        "",
+        f"model = db.load({json.dumps(name)})",
+        "model.predict(frame)  # a data frame with the columns below",
+        "```",
+        "",
+        "## Columns",
+        "",
+        "| column | kind | training rows |",
+        "|---|---|---|",
+        *(f"| {_escape(c.name)} | {c.kind} | {_escape(range_text(c))} |" for c in schema.columns),
+        *(f"| {_escape(name)} | left out | {_escape(reason)} |" for name, reason in schema.left_out.items()),
+        "",
+        "## Origin",
+        "",
+        *(f"- {name}: {value}" for name, value in _facts(origin).items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _escape(text: str) -> str:
+    """The text on one line, in which a reader of Markdown finds no HTML, link, code or cell."""
+    return re.sub(r"([\\`\[|])", r"\\\1", html.escape(" ".join(text.splitlines()), quote=False))
+
+
+def _facts(origin: Origin) -> dict[str, str]:
+    facts = {"data": f"{_escape(origin.get('file', 'unknown'))}, {origin.get('n_rows', 0):,} rows"}
+    for name in ("sha256", "command"):
+        if name in origin:
+            label = "SHA-256 of the data" if name == "sha256" else name
+            text = _escape(str(origin[name]))
+            facts[label] = f"`{origin[name]}`" if name == "command" and text == origin[name] else text
+    for name in ("settings", "scores", "versions"):
+        if origin.get(name):
+            texts = {k: f"{v:.4g}" if isinstance(v, float) else str(v) for k, v in origin[name].items()}
+            facts[name] = ", ".join(f"{key} {text}" for key, text in texts.items())
+    if text := calibration_text(origin):
+        facts["calibration"] = _escape(text)
+    return facts
+
+
+def calibration_text(origin: Origin) -> str:
+    """How a model was calibrated, if it was."""
+    if (calibration := origin.get("calibration")) is None:
+        return ""
+    factor = f", factor {calibration['values'][0]:.4g}" if calibration["method"] == "scale" else ""
+    return f"{calibration['method']}{factor}, on {calibration['n_rows']:,} rows of {calibration['file']}"
