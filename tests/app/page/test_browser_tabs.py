@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dropbayes.app.page import page_html
-from dropbayes.app.page.server import PageServer
+from dropbayes.app.page import PageServer, page_html
 from tests.app.page.browsing import RECORDER, status_says, told, wait_until
 
 pytestmark = pytest.mark.slow  # a minute of a real browser

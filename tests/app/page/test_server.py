@@ -9,8 +9,7 @@ import urllib.request
 
 import pytest
 
-from dropbayes.app.page import page_html
-from dropbayes.app.page.server import PageServer
+from dropbayes.app.page import PageServer, page_html
 from tests.command_line import run
 
 

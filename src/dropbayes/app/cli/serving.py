@@ -84,8 +84,7 @@ def page(
     """
     import webbrowser
 
-    from dropbayes.app.page import page_html
-    from dropbayes.app.page.server import PageServer
+    from dropbayes.app.page import PageServer, page_html
     from dropbayes.runtime import files
 
     if out is not None:

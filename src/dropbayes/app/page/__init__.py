@@ -1,8 +1,8 @@
 """The interactive page: one HTML file from modules, a style sheet and weights in `web/`, the same bytes every time.
 
-It needs no server and no network connection; `dropbayes page` opens it. Each ES module becomes a function that returns
-its exports, in the order of imports. The modules use one form of import and of export, and anything else is refused; so
-no bundler is needed, and nothing that is generated is kept.
+It needs no network connection; `dropbayes page` serves it on this machine alone. Each ES module becomes a function that
+returns its exports, in the order of imports. The modules use one form of import and of export, and anything else is
+refused; so no bundler is needed, and nothing that is generated is kept.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ import hashlib
 import pathlib
 import re
 from collections.abc import Iterator
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
-__all__ = ["content_policy", "page_html", "program"]
+__all__ = ["PageServer", "content_policy", "page_html", "program"]
 
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "\./(\w+)\.js";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:async function|function|class|const) (\w+))", re.MULTILINE)
@@ -82,3 +85,59 @@ def page_html() -> str:
     }
     template = (web / "page.html").read_text(encoding="utf-8")
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
+
+
+class PageServer(ThreadingHTTPServer):
+    """A server of the one page on 127.0.0.1, which nothing outside this machine can reach.
+
+    Args:
+        port: The port; 0 takes a free one.
+
+    Example:
+        >>> with PageServer(0) as server:
+        ...     server.url.startswith("http://127.0.0.1:")
+        True
+    """
+
+    daemon_threads = True
+
+    def __init__(self, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), _Handler)
+
+    @property
+    def url(self) -> str:
+        """The address to open in a browser."""
+        return f"http://127.0.0.1:{self.server_port}/"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server_version = "dropbayes"
+    sys_version = ""
+    timeout = 20  # seconds of silence after which a connection is closed
+
+    def do_GET(self) -> None:
+        if self.headers.get("Host", "").partition(":")[0] not in ("127.0.0.1", "localhost"):
+            self.send_error(HTTPStatus.MISDIRECTED_REQUEST)  # a name of another site that leads here
+            return
+        if self.path.partition("?")[0] != "/":
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return
+        body = page_html().encode()
+        self.send_response(HTTPStatus.OK)
+        for name, value in (
+            ("Content-Type", "text/html; charset=utf-8"),
+            ("Content-Length", str(len(body))),
+            ("Content-Security-Policy", "frame-ancestors 'none'"),  # the rest is in the page itself
+            ("X-Content-Type-Options", "nosniff"),
+            ("Referrer-Policy", "no-referrer"),
+            ("Cache-Control", "no-store"),
+        ):
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """No line for every request: the page makes one."""
