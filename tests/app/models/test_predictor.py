@@ -8,13 +8,10 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 
 import dropbayes as db
-from dropbayes import information
 from dropbayes.app.models.model import Model, load
 from tests.command_line import run
 
@@ -91,29 +88,6 @@ def test_a_table_has_a_column_for_each_class(models, columns):
     assert np.array_equal(flat["probability_low"], predictor(columns)["probabilities"][:, 1])
 
 
-def test_the_moments_of_a_regression_are_those_of_the_draws(models, columns):
-    model = load(models / "numbers")
-    predictor = db.Predictor(model, coverage=0.8)
-    mixture = model.estimator.predictive(predictor.encode(columns))
-    found = predictor(columns)
-    np.testing.assert_allclose(found["mean"], mixture.location.mean(0), rtol=1e-10)
-    np.testing.assert_allclose(found["epistemic"], mixture.location.var(0, correction=0), rtol=1e-9)
-    factor = mixture.freedom / (mixture.freedom - 2)  # the variance of Student's t of scale 1
-    np.testing.assert_allclose(found["aleatoric"], factor * mixture.scale.square().mean(0), rtol=1e-10)
-    np.testing.assert_allclose(found["std"] ** 2, found["epistemic"] + found["aleatoric"], rtol=1e-10)
-    inside = mixture.pit(found["upper"]) - mixture.pit(found["lower"])
-    np.testing.assert_allclose(inside, 0.8, atol=1e-8)
-
-
-def test_the_information_of_classes_is_that_of_the_draws(models, columns):
-    predictor, model = db.Predictor.load(models / "classes"), load(models / "classes")
-    found = predictor(columns)
-    draws = model.estimator.draws(predictor.encode(columns))
-    np.testing.assert_allclose(found["probabilities"], draws.mean(0), rtol=1e-6)
-    np.testing.assert_allclose(found["mutual_information"], information.mutual_information(draws.double()), atol=1e-9)
-    assert np.array_equal(found["predicted"], predictor.classes[found["probabilities"].argmax(1)])
-
-
 def test_settings_change_the_draws_and_leave_the_first_predictor_as_it_was(predictor, columns):
     before = predictor(columns)
     other = predictor.with_settings(seed=99, n_draws=7)
@@ -135,49 +109,12 @@ def test_the_linear_method_needs_no_draws(predictor, columns):
     assert np.median(np.abs(linear(columns)[name] / many - 1)) < 0.1
 
 
-def test_a_network_is_predicted_by_the_linear_method():
-    net, x = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 1)), torch.randn(5, 2)
-    linear = db.Predictor(net, likelihood=db.Gaussian(precision=4.0), method="linear")({"x": x.numpy()})
-    exact = db.predict(net, x, likelihood=db.Gaussian(precision=4.0))
-    np.testing.assert_allclose(linear["std"], exact.std.numpy(), rtol=1e-4)
-
-
 @pytest.mark.parametrize(
     "setting", [{"method": "magic"}, {"n_draws": 0}, {"n_draws": True}, {"seed": -1}, {"coverage": 1.0}, {"seed": 0.5}]
 )
 def test_impossible_settings_are_refused(models, setting):
     with pytest.raises(ValueError, match=f"`{next(iter(setting))}` must"):
         db.Predictor.load(models / "numbers", **setting)
-
-
-def test_a_network_needs_a_likelihood_and_an_estimator_has_one(models):
-    with pytest.raises(ValueError, match="`likelihood` must say"):
-        db.Predictor(nn.Linear(1, 1))
-    with pytest.raises(ValueError, match="pass them with a network only"):
-        db.Predictor(load(models / "numbers"), likelihood=db.Gaussian(1.0))
-    with pytest.raises(TypeError, match="must be a dropout estimator"):
-        db.Predictor("model")
-
-
-def test_a_network_with_columns_is_read_by_its_likelihood():
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 1))
-    predictor = db.Predictor(net, likelihood=db.Gaussian(precision=4.0), columns=("a", "b"), n_draws=20, seed=3)
-    x = torch.randn(9, 2)
-    found = predictor({"a": x[:, 0], "b": x[:, 1]})
-    draws = db.draws(net, x, n_draws=20, seed=3)
-    np.testing.assert_allclose(found["mean"], draws.mean(0), rtol=1e-5, atol=1e-7)
-    np.testing.assert_allclose(found["aleatoric"], 0.25)
-    alone = predictor({"a": x[4:5, 0], "b": x[4:5, 1]})
-    assert all(np.array_equal(alone[name], found[name][4:5]) for name in found)
-
-
-def test_a_network_of_classes_over_pixels_keeps_its_shape():
-    net = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Dropout2d(0.5), nn.Conv2d(4, 3, 1))
-    predictor = db.Predictor(net, likelihood=db.Categorical(class_axis=-3), n_draws=5)
-    found = predictor({"x": np.random.default_rng(0).normal(size=(2, 1, 6, 6)).astype(np.float32)})
-    assert found["probabilities"].shape == (2, 6, 6, 3) and found["entropy"].shape == (2, 6, 6)
-    np.testing.assert_allclose(found["probabilities"].sum(-1), 1, rtol=1e-5)
 
 
 def test_all_columns_may_come_as_one_matrix(tmp_path):

@@ -14,17 +14,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor, nn
 
+from dropbayes.app.models.fields import EnsembleFields, NetworkFields
 from dropbayes.estimators.ensembles import METHODS, ClassEnsemble, Ensemble, RegressionEnsemble
-from dropbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
-from dropbayes.linear import N_POINTS, outputs_by
-from dropbayes.predictive.mixtures import Mixture, draw_mean
+from dropbayes.likelihoods import Likelihood
+from dropbayes.linear import N_POINTS
 from dropbayes.runtime import storage
 from dropbayes.runtime.arrays import NumpyArray, round_digits
 from dropbayes.runtime.validation import check_count, check_positive, check_probability
-from dropbayes.scores import information
 
 if TYPE_CHECKING:  # slow to import, and a network does not need them
     import pyarrow as pa
@@ -71,6 +69,7 @@ class Predictor:
         classes: The labels of the classes, in the order of `probabilities`; None if they have no names.
 
     Example:
+        >>> from dropbayes.likelihoods import Gaussian
         >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 1))
         >>> predict = Predictor(net, likelihood=Gaussian(precision=4.0), columns=("height", "weight"))
         >>> predict({"height": [1.7, 1.8], "weight": [70.0, 80.0]})["std"].shape
@@ -91,58 +90,33 @@ class Predictor:
         tolerance: float = 0.05,
         max_draws: int = 10_000,
     ) -> None:
-        self._likelihood, self.allow_new = likelihood, bool(allow_new)
-        check_positive("tolerance", tolerance)
-        check_count("max_draws", max_draws, at_least=_MIN_DRAWS)
-        self.tolerance, self.max_draws = float(tolerance), int(max_draws)
-        self.n_draws: Draws
-        self.schema: Schema | None = None
-        self.classes: NumpyArray | None = None
-        self._is_network = isinstance(model, nn.Module)
-        if self._is_network:
-            if not isinstance(likelihood, Gaussian | HeteroscedasticGaussian | Categorical):
-                raise ValueError(
-                    "`likelihood` must say how the network's output is read: Gaussian(precision=...), "
-                    f"HeteroscedasticGaussian() or Categorical(); got {likelihood!r}."
-                )
-            self._model: Any = model
-            self._names = None if columns is None else tuple(columns)
-            self._n_inputs = None if columns is None else len(columns)
-            self._n_networks = self._row_size = 1
-            self.n_draws, self.seed = 100, 0
+        self._fields: EnsembleFields | NetworkFields
+        if isinstance(model, nn.Module):
+            self._fields = NetworkFields(model, likelihood, columns)
+        elif likelihood is None and columns is None:
+            self._fields = EnsembleFields(model)
         else:
-            if likelihood is not None or columns is not None:
-                raise ValueError(
-                    "`likelihood` and `columns` are those of the estimator; pass them with a network only."
-                )
-            ensemble = getattr(model, "ensemble", model)
-            if not isinstance(ensemble, Ensemble):
-                kind = type(model).__name__
-                raise TypeError(f"`model` must be a dropout estimator, the model of a folder or a network; got {kind}.")
-            names = getattr(ensemble, "feature_names_in_", None)
-            self.schema, self._names = (
-                getattr(model, "schema", None),
-                None if names is None else tuple(map(str, names)),
-            )
-            self._model = ensemble.with_draws()
-            vars(self._model).pop("feature_names_in_", None)  # the names are checked when the columns are ordered
-            self._n_inputs, self._n_networks = ensemble.n_features_in_, len(ensemble.population_)
-            self._row_size = int(ensemble.population_.weights[-1].shape[-1])
-            self.n_draws, self.seed = int(ensemble.n_draws), int(ensemble.seed_)
-            self.classes = getattr(ensemble, "classes_", None)
-        self._set(n_draws, seed, coverage, method)
+            raise ValueError("`likelihood` and `columns` are those of the estimator; pass them with a network only.")
+        self.schema: Schema | None = self._fields.schema
+        self.classes: NumpyArray | None = self._fields.classes
+        self.n_draws: Draws = self._fields.n_draws if n_draws is None else n_draws
+        self.seed = self._fields.seed if seed is None else seed
+        self.coverage, self.allow_new, self.method = coverage, bool(allow_new), method
+        self.tolerance, self.max_draws = tolerance, max_draws
+        self._check()
 
-    def _set(self, n_draws: Draws | None, seed: int | None, coverage: float, method: str) -> None:
-        """Sets what can be set; None keeps the current value."""
-        n_draws = self.n_draws if n_draws is None else n_draws
-        seed = self.seed if seed is None else seed
-        if n_draws != "auto":
-            check_count("n_draws", n_draws)
-        check_count("seed", seed, at_least=0, at_most=2**63 - 1)
-        check_probability("coverage", coverage)
-        if method not in METHODS:
-            raise ValueError(f"`method` must be one of {', '.join(map(repr, METHODS))}; got {method!r}.")
-        self.n_draws, self.seed, self.coverage, self.method = n_draws, int(seed), float(coverage), method
+    def _check(self) -> None:
+        """Raises unless every setting is one that a prediction can have; gives each its plain type."""
+        if self.n_draws != "auto":
+            check_count("n_draws", self.n_draws)
+        check_count("seed", self.seed, at_least=0, at_most=2**63 - 1)
+        check_count("max_draws", self.max_draws, at_least=_MIN_DRAWS)
+        check_positive("tolerance", self.tolerance)
+        check_probability("coverage", self.coverage)
+        if self.method not in METHODS:
+            raise ValueError(f"`method` must be one of {', '.join(map(repr, METHODS))}; got {self.method!r}.")
+        self.seed, self.max_draws = int(self.seed), int(self.max_draws)
+        self.coverage, self.tolerance = float(self.coverage), float(self.tolerance)
 
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={getattr(self, name)!r}" for name in ("n_draws", "seed", "coverage", "method"))
@@ -178,8 +152,9 @@ class Predictor:
         method: str | None = None,
     ) -> Predictor:
         """The same model with other settings; None keeps the current value."""
-        other = copy.copy(self)
-        other._set(n_draws, seed, self.coverage if coverage is None else coverage, method or self.method)
+        other, given = copy.copy(self), {"n_draws": n_draws, "seed": seed, "coverage": coverage, "method": method}
+        vars(other).update({name: value for name, value in given.items() if value is not None})
+        other._check()
         return other
 
     @property
@@ -187,14 +162,14 @@ class Predictor:
         """The columns the model reads, with the type of each: "number", "boolean", "category", or "array"."""
         if self.schema is not None:
             return {column.name: column.kind for column in self.schema.columns}
-        return {MATRIX: "array"} if self._names is None else dict.fromkeys(self._names, "number")
+        return {MATRIX: "array"} if self._fields.names is None else dict.fromkeys(self._fields.names, "number")
 
     @property
     def outputs(self) -> tuple[str, ...]:
         """The names of the fields of a prediction."""
-        if self.classes is None and not isinstance(self._likelihood, Categorical):
-            return ("mean", "std", "epistemic", "aleatoric", "lower", "upper")
-        return ("predicted", "probabilities", "entropy", "mutual_information")
+        if self._fields.has_classes:
+            return ("predicted", "probabilities", "entropy", "mutual_information")
+        return ("mean", "std", "epistemic", "aleatoric", "lower", "upper")
 
     @property
     def column_names(self) -> list[str]:
@@ -210,14 +185,13 @@ class Predictor:
     @property
     def has_label_sets(self) -> bool:
         """Whether a conformal calibration gives each row a set of labels."""
-        recalibration = getattr(self._model, "recalibration", None)
-        return self.classes is not None and recalibration is not None and recalibration.method == "conformal"
+        return self.classes is not None and getattr(self._fields.recalibration, "method", "") == "conformal"
 
     @property
     def key(self) -> tuple[int, Draws, int, float, str, float, int]:
         """The settings that determine a prediction's bits: in one process, equal keys may share a batch."""
         settings = self.n_draws, self.seed, self.coverage, self.method, self.tolerance, self.max_draws
-        return id(self._model), *settings
+        return id(self._fields), *settings
 
     @property
     def fingerprint(self) -> str:
@@ -232,9 +206,9 @@ class Predictor:
     @property
     def n_inputs(self) -> int:
         """The number of inputs of the networks."""
-        if self._n_inputs is None:
+        if self._fields.n_inputs is None:
             raise ValueError("`columns` must name the inputs of a network whose prediction is a table.")
-        return self._n_inputs
+        return self._fields.n_inputs
 
     def _rows(self, n_rows: int) -> NumpyArray:
         """Some rows of inputs."""
@@ -248,7 +222,7 @@ class Predictor:
     @property
     def total_draws(self) -> int:
         """The number of draws of a prediction, `most_draws` per network, or of the points in their place."""
-        return (self.most_draws if self.method == "sampling" else N_POINTS) * self._n_networks
+        return (self.most_draws if self.method == "sampling" else N_POINTS) * self._fields.n_networks
 
     def __call__(self, columns: Columns) -> dict[str, NumpyArray]:
         """The prediction for each row.
@@ -273,14 +247,14 @@ class Predictor:
         """The rows as inputs of the network, `[row, ...]`; see `__call__` for the columns."""
         if self.schema is not None:
             return self.encode_rows(columns).x
-        if self._names is not None:
-            arrays = _by_name(columns, self._names)
+        if self._fields.names is not None:
+            arrays = _by_name(columns, self._fields.names)
             return np.column_stack([_number_column(values, name) for name, values in arrays.items()])
-        x = _matrix(columns)
-        if self._n_inputs is not None:
+        x, n_inputs = _matrix(columns), self._fields.n_inputs
+        if n_inputs is not None:
             x = _number_column(x, MATRIX)
-            if x.ndim != 2 or x.shape[1] != self._n_inputs:
-                raise ValueError(f"`{MATRIX}` must be shaped [row, {self._n_inputs}]; got {list(x.shape)}.")
+            if x.ndim != 2 or x.shape[1] != n_inputs:
+                raise ValueError(f"`{MATRIX}` must be shaped [row, {n_inputs}]; got {list(x.shape)}.")
         return x
 
     def encode_rows(self, columns: Columns, *, allow_new: bool | None = None) -> Encoded:
@@ -307,7 +281,7 @@ class Predictor:
         if not len(x):  # an empty prediction has the shapes of one row
             one = self._statistics(np.zeros((1, *x.shape[1:]), x.dtype))
             return {name: values[:0] for name, values in one.items()}
-        step = max(1, min(4096, _MAX_VALUES // (self.total_draws * self._row_size)))
+        step = max(1, min(4096, _MAX_VALUES // (self.total_draws * self._fields.row_size)))
         blocks = [self._statistics(x[start : start + step]) for start in range(0, len(x), step)]
         return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
 
@@ -343,31 +317,8 @@ class Predictor:
         return ratio.max(axis=tuple(range(1, ratio.ndim)))
 
     def _statistics(self, x: NumpyArray) -> dict[str, NumpyArray]:
-        if self._is_network:
-            return self._network_statistics(x)
-        ensemble = self._model.with_draws(n_draws=self.most_draws, seed=self.seed, method=self.method)
-        if self.classes is not None:
-            statistics = _information(ensemble.draws(x), self.classes)
-        else:
-            statistics = _moments(ensemble.predictive(x), self.coverage)
-        return {name: round_digits(values) for name, values in statistics.items()}
-
-    def _network_statistics(self, x: NumpyArray) -> dict[str, NumpyArray]:
-        net, likelihood = self._model, self._likelihood
-        like = next(net.parameters(), torch.empty(0))
-        inputs = torch.tensor(x, device=like.device)
-        inputs = inputs.to(like.dtype) if inputs.is_floating_point() else inputs
-        output = outputs_by(self.method, net, inputs, n_draws=self.most_draws, seed=self.seed)
-        if not isinstance(output, Tensor):
-            raise TypeError(f"`model` must return one tensor; got {type(output).__name__}. Wrap it to return that one.")
-        assert likelihood is not None
-        likelihood = likelihood.for_output(output.dim() - 1)
-        mean = likelihood.mean(output.cpu()).double()
-        if isinstance(likelihood, Categorical):
-            return _information(mean.movedim(likelihood.axis, -1), None)
-        scale = likelihood.variance(output.cpu()).double().sqrt()
-        moments = _moments(Mixture(mean.flatten(1), scale.flatten(1)), self.coverage)
-        return {name: values.reshape(mean.shape[1:]) for name, values in moments.items()}
+        settings: dict[str, Any] = {"coverage": self.coverage, "method": self.method}
+        return self._fields(x, n_draws=self.most_draws, seed=self.seed, **settings)
 
     # --- tables ---------------------------------------------------------------------------------------------------
 
@@ -401,9 +352,10 @@ class Predictor:
         `coverage`; `outside` names the columns whose value lies beyond those of the training rows.
         """
         columns = {"outside": np.array(rows.outside_names(), dtype=np.str_)}
-        if not self.has_label_sets or self.classes is None:
+        recalibration = self._fields.recalibration
+        if not self.has_label_sets or self.classes is None or recalibration is None:
             return columns
-        inside = self._model.recalibration.label_sets(prediction["probabilities"], self.coverage).numpy()
+        inside = recalibration.label_sets(prediction["probabilities"], self.coverage).numpy()
         labels = self.classes.astype(np.str_)
         return {"labels": np.array(["; ".join(labels[row]) for row in inside], dtype=np.str_), **columns}
 
@@ -438,25 +390,6 @@ def appended(table: pa.Table, columns: Mapping[str, NumpyArray]) -> pa.Table:
         kind = pa.string() if values.dtype.kind in "OU" else None
         table = table.append_column(name, pa.array(values.tolist() if kind else values, kind))
     return table
-
-
-def _moments(mixture: Mixture, coverage: float) -> dict[str, NumpyArray]:
-    """The moments of each row's predictive distribution, and the ends of its central interval."""
-    lower, upper = mixture.interval(coverage)
-    values = {"mean": mixture.mean, "std": mixture.std, "epistemic": mixture.epistemic, "aleatoric": mixture.aleatoric}
-    return {name: value.numpy() for name, value in (values | {"lower": lower, "upper": upper}).items()}
-
-
-def _information(probabilities: Tensor, classes: NumpyArray | None) -> dict[str, NumpyArray]:
-    """The most probable class of each row, all class probabilities, entropy and mutual information."""
-    mean = draw_mean(probabilities)
-    best = mean.argmax(-1).numpy()
-    return {
-        "predicted": best if classes is None else classes[best],
-        "probabilities": mean.numpy(),
-        "entropy": information.entropy(mean).numpy(),
-        "mutual_information": information.mutual_information(probabilities).numpy(),
-    }
 
 
 def _location(row: int) -> str:

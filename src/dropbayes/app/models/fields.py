@@ -1,0 +1,100 @@
+"""The fields of a prediction: how the networks of an estimator, and a network with its likelihood, fill them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dropbayes.estimators.ensembles import Ensemble
+from dropbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
+from dropbayes.linear import outputs_by
+from dropbayes.predictive.mixtures import Mixture, draw_mean
+from dropbayes.runtime.arrays import NumpyArray, round_digits
+from dropbayes.scores import information
+
+
+class EnsembleFields:
+    """Those of a fitted estimator, or of a model that has one, with the settings it was fitted with."""
+
+    def __init__(self, model: Any) -> None:
+        ensemble = getattr(model, "ensemble", model)
+        if not isinstance(ensemble, Ensemble):
+            kind = type(model).__name__
+            raise TypeError(f"`model` must be a dropout estimator, the model of a folder or a network; got {kind}.")
+        names = getattr(ensemble, "feature_names_in_", None)
+        self.names = None if names is None else tuple(map(str, names))
+        self.schema = getattr(model, "schema", None)
+        self.classes = getattr(ensemble, "classes_", None)
+        self.has_classes = self.classes is not None
+        self.recalibration = getattr(ensemble, "recalibration", None)
+        self.n_inputs, self.n_networks = ensemble.n_features_in_, len(ensemble.population_)
+        self.row_size = int(ensemble.population_.weights[-1].shape[-1])
+        self.n_draws, self.seed = int(ensemble.n_draws), int(ensemble.seed_)
+        self._ensemble = ensemble.with_draws()
+        vars(self._ensemble).pop("feature_names_in_", None)  # the names are checked when the columns are ordered
+
+    def __call__(
+        self, x: NumpyArray, *, n_draws: int, seed: int, coverage: float, method: str
+    ) -> dict[str, NumpyArray]:
+        ensemble: Any = self._ensemble.with_draws(n_draws=n_draws, seed=seed, method=method)
+        fields = _information(ensemble.draws(x)) if self.has_classes else _moments(ensemble.predictive(x), coverage)
+        if self.classes is not None:
+            fields["predicted"] = self.classes[fields["predicted"]]
+        return {name: round_digits(values) for name, values in fields.items()}
+
+
+class NetworkFields:
+    """Those of a network, its output read by a likelihood."""
+
+    schema = classes = recalibration = None
+    n_networks = row_size = 1
+    n_draws, seed = 100, 0
+
+    def __init__(self, net: nn.Module, likelihood: Likelihood | None, columns: Sequence[str] | None) -> None:
+        if not isinstance(likelihood, Gaussian | HeteroscedasticGaussian | Categorical):
+            raise ValueError(
+                "`likelihood` must say how the network's output is read: Gaussian(precision=...), "
+                f"HeteroscedasticGaussian() or Categorical(); got {likelihood!r}."
+            )
+        self._net, self._likelihood = net, likelihood
+        self.has_classes = isinstance(likelihood, Categorical)
+        self.names = None if columns is None else tuple(columns)
+        self.n_inputs = None if columns is None else len(columns)
+
+    def __call__(
+        self, x: NumpyArray, *, n_draws: int, seed: int, coverage: float, method: str
+    ) -> dict[str, NumpyArray]:
+        like = next(self._net.parameters(), torch.empty(0))
+        inputs = torch.tensor(x, device=like.device)
+        inputs = inputs.to(like.dtype) if inputs.is_floating_point() else inputs
+        output = outputs_by(method, self._net, inputs, n_draws=n_draws, seed=seed)
+        if not isinstance(output, Tensor):
+            raise TypeError(f"`model` must return one tensor; got {type(output).__name__}. Wrap it to return that one.")
+        likelihood = self._likelihood.for_output(output.dim() - 1)
+        mean = likelihood.mean(output.cpu()).double()
+        if isinstance(likelihood, Categorical):
+            return _information(mean.movedim(likelihood.axis, -1))
+        scale = likelihood.variance(output.cpu()).double().sqrt()
+        moments = _moments(Mixture(mean.flatten(1), scale.flatten(1)), coverage)
+        return {name: values.reshape(mean.shape[1:]) for name, values in moments.items()}
+
+
+def _moments(mixture: Mixture, coverage: float) -> dict[str, NumpyArray]:
+    """The moments of each row's predictive distribution, and the ends of its central interval."""
+    lower, upper = mixture.interval(coverage)
+    values = {"mean": mixture.mean, "std": mixture.std, "epistemic": mixture.epistemic, "aleatoric": mixture.aleatoric}
+    return {name: value.numpy() for name, value in (values | {"lower": lower, "upper": upper}).items()}
+
+
+def _information(probabilities: Tensor) -> dict[str, NumpyArray]:
+    """The most probable class of each row, all class probabilities, entropy and mutual information."""
+    mean = draw_mean(probabilities)
+    return {
+        "predicted": mean.argmax(-1).numpy(),
+        "probabilities": mean.numpy(),
+        "entropy": information.entropy(mean).numpy(),
+        "mutual_information": information.mutual_information(probabilities).numpy(),
+    }
