@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import scipy.stats
@@ -21,8 +21,7 @@ from dropbayes.runtime.arrays import Numbers, NumpyArray
 from dropbayes.runtime.formatting import number, percent, score_text
 
 
-@dataclass(frozen=True)
-class Baseline:
+class Baseline(NamedTuple):
     """A model beside ours."""
 
     name: str
@@ -35,15 +34,6 @@ class Baseline:
     def is_better(self) -> bool:
         """Whether it errs less than our model, beyond chance: by more than two standard errors."""
         return self.gap is not None and self.gap < -2
-
-    @property
-    def comparison(self) -> str:
-        """Its error beside ours, in words."""
-        if self.gap is None:
-            return ""
-        if abs(self.gap) <= 2:
-            return "no difference beyond chance"
-        return f"{'worse' if self.gap > 0 else 'better'} by {abs(self.gap):.0f} standard errors"
 
 
 def baselines(measured: Measured, x: Numbers, training: tuple[Numbers, NumpyArray]) -> list[Baseline]:
@@ -94,7 +84,10 @@ def baseline_table(lines: Sequence[Baseline], n_training: int) -> Table:
     rows = []
     for line in lines:
         more = [] if line.log_likelihood is None else [number(line.log_likelihood)]
-        rows.append([line.name, score_text(line.error, line.error_se, percent=classes), *more, line.comparison])
+        compared = "" if line.gap is None else "no difference beyond chance"
+        if line.gap is not None and abs(line.gap) > 2:
+            compared = f"{'worse' if line.gap > 0 else 'better'} by {abs(line.gap):.0f} standard errors"
+        rows.append([line.name, score_text(line.error, line.error_se, percent=classes), *more, compared])
     caption = (
         f"Simple models fitted to the same {n_training:,} training rows. The last column compares errors "
         "row by row; two standard errors are beyond chance."
@@ -103,8 +96,7 @@ def baseline_table(lines: Sequence[Baseline], n_training: int) -> Table:
     return Table("baselines", caption, [*heads, Column("beside this model", number=False)], rows, notable)
 
 
-@dataclass(frozen=True)
-class Shift:
+class Shift(NamedTuple):
     """The difference of a feature of the evaluated rows from that of the training rows.
 
     The distance is Kolmogorov and Smirnov's, the greatest difference of the two distribution functions; for categories,
@@ -171,10 +163,8 @@ def shift_section(measured: Sequence[Shift], *, only_ranges: bool) -> Section:
     if moved:
         names = ", ".join(moved[:3]) + (f" and {len(moved) - 3} more" if len(moved) > 3 else "")
         intro = f"Beyond chance, {names} {'differs' if len(moved) == 1 else 'differ'} from the training rows."
-    if farthest.outside > 0:
-        intro += f" {percent(farthest.outside)} of the rows lie outside the training range of {farthest.name}."
-    else:
-        intro += " No row lies outside the training ranges."
+    far = f"{percent(farthest.outside)} of the rows lie outside the training range of {farthest.name}."
+    intro += f" {far if farthest.outside > 0 else 'No row lies outside the training ranges.'}"
     rows = []
     for one in measured[:MAX_FEATURES]:
         distance = "–" if one.distance is None else f"{one.distance:.2f}"

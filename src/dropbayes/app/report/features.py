@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +20,9 @@ from dropbayes.runtime.arrays import Numbers, NumpyArray
 from dropbayes.runtime.formatting import printable_name, score_text
 from dropbayes.scores import class_log_likelihood
 
-SHUFFLED_ROWS = 400
-"""The rows whose features are shuffled: beyond them, an even selection."""
-
-MAX_FEATURES = 12
-"""The maximum number of features in a table."""
-
-_N_PARTS = 4
+SHUFFLED_ROWS = 400  # whose features are shuffled: of more, an even selection
+MAX_FEATURES = 12  # of a table
+_N_PARTS = 4  # of a number's range
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,13 +95,10 @@ class Feature:
 
 
 def features_of(x: Numbers, names: Sequence[str], groups: Mapping[str, Sequence[int]] | None = None) -> list[Feature]:
-    """The features of the inputs.
+    """The features of the inputs `[row, input]`, from the inputs that each became; by default every input is one.
 
-    Args:
-        x: The inputs, `[row, input]`.
-        names: The names of the inputs; those of a category end in " = " and its text, a flag in " is missing", and the
-            first of a date in ": year".
-        groups: The inputs that each feature became; by default every input is a feature.
+    The names of a category's inputs end in " = " and its text, that of a flag in " is missing", and that of the first
+    of a date in ": year".
 
     Example:
         >>> x = np.array([[1.0, 0.0], [0.0, 1.0]])
@@ -119,14 +113,12 @@ def features_of(x: Numbers, names: Sequence[str], groups: Mapping[str, Sequence[
         values: NumpyArray = np.where(x[:, flags].any(1), np.nan, x[:, columns[0]].astype(float))
         if len(levels) > 1:
             texts = np.array([names[k].rpartition(" = ")[2] for k in levels], dtype=object)
-            known = x[:, levels].any(1)
-            values = np.where(known, texts[x[:, levels].argmax(1)], "(missing)").astype(object)
+            values = np.where(x[:, levels].any(1), texts[x[:, levels].argmax(1)], "(missing)").astype(object)
         features.append(Feature(name, tuple(columns), values, is_date=names[columns[0]] == f"{name}: year"))
     return features
 
 
-@dataclass(frozen=True)
-class Importance:
+class Importance(NamedTuple):
     """How much a feature matters."""
 
     name: str
@@ -163,8 +155,7 @@ def importances(
     return sorted(measured, key=lambda one: -one.rise)
 
 
-@dataclass(frozen=True)
-class Segment:
+class Segment(NamedTuple):
     """The rows with some values of a feature, and the model's errors on them."""
 
     feature: str
@@ -219,12 +210,9 @@ def _segment_table(parts: Sequence[Segment], measured: Measured) -> tuple[list[s
     limit = float(scipy.special.ndtri(1 - 0.025 / (2 * len(parts))))
     worst, off = max(parts, key=lambda part: part.sigmas), min(parts, key=lambda part: part.surprise_sigmas)
     faults = [f"Errors are largest where {worst.feature} is {worst.values}."] if worst.sigmas > limit else []
+    fault = f"{measured.claims} are not too sure of themselves in any of the parts below, as far as can be told."
     if off.surprise_sigmas < -limit:
-        faults.append(f"{measured.too_sure(off.surprise)} where {off.feature} is {off.values}.")
-    else:
-        faults.append(
-            f"{measured.claims} are not too sure of themselves in any of the parts below, as far as can be told."
-        )
+        fault = f"{measured.too_sure(off.surprise)} where {off.feature} is {off.values}."
     rows = [
         [part.feature, part.values, f"{part.n_rows:,}", measured.show(part.loss), measured.surprise_text(part.surprise)]
         for part in parts
@@ -232,4 +220,5 @@ def _segment_table(parts: Sequence[Segment], measured: Measured) -> tuple[list[s
     notable = frozenset(k for k, part in enumerate(parts) if part.sigmas > limit or abs(part.surprise_sigmas) > limit)
     heads = map(Column, ("rows", measured.loss_name, measured.surprise_name))
     caption = "The most important features in parts; in colour what is beyond chance among so many parts."
-    return faults, Table("segments", caption, ["feature", Column("values", number=False), *heads], rows, notable)
+    table = Table("segments", caption, ["feature", Column("values", number=False), *heads], rows, notable)
+    return [*faults, fault], table

@@ -38,13 +38,9 @@ class Chart:
     heading: str = ""
     half: bool = False
 
-    @property
-    def wide(self) -> Markup:
-        return svg.render(self.figure, width=450 if self.half else 900, height=400)
-
-    @property
-    def narrow(self) -> Markup:
-        return svg.render(self.figure, width=346, height=300)
+    def drawn(self, *, narrow: bool) -> Markup:
+        width, height = (346, 300) if narrow else (450 if self.half else 900, 400)
+        return svg.render(self.figure, width=width, height=height)
 
     @staticmethod
     def swatch(kind: str) -> str:
@@ -100,10 +96,8 @@ class Section:
     @property
     def download(self) -> str:
         """The scores as a CSV file."""
-        cells = []
-        for one in self.scores:
-            error = "" if one.error is None else f"{one.error:.4g}"
-            cells.append([one.score.label, f"{one.value:.8g}", error, one.meaning])
+        errors = ["" if one.error is None else f"{one.error:.4g}" for one in self.scores]
+        cells = [[s.score.label, f"{s.value:.8g}", e, s.meaning] for s, e in zip(self.scores, errors, strict=True)]
         return csv_address(["score", "value", "standard error", "meaning"], cells)
 
 
@@ -122,14 +116,10 @@ def csv_address(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def render(title: str, lede: Markup, parts: Sequence[Section]) -> str:
     """The document."""
-
-    def unbroken(text: str | Markup) -> Markup:
-        """The text, escaped, with its percent signs bound to their numbers."""
-        return Markup(re.sub(r"(?<=\d) %", "\u00a0%", escape(text)))
-
     folder = files("dropbayes.app.report")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    environment.filters["unbroken"] = unbroken
+    # Binds percent signs to their numbers.
+    environment.filters["unbroken"] = lambda text: Markup(re.sub(r"(?<=\d) %", "\u00a0%", escape(text)))
     environment.globals.update(score_text=score_text, zip=zip, version=__version__)
     template = environment.from_string(folder.joinpath("page.html").read_text(encoding="utf-8"))
     style = Markup(folder.joinpath("style.css").read_text(encoding="utf-8").strip())

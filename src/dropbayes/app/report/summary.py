@@ -139,9 +139,8 @@ def first_fault(measured: Measured, fit: Fit, *, useless: bool, skewed: bool = F
         text = Markup("{} errs less on these rows: use it, or {}.").format(best.name.capitalize(), again)
         return f"Prefer {best.name}", text
     if useless:
-        return "Improve it first", Markup("It is no better than a guess: {}, or with columns that say more.").format(
-            again
-        )
+        guess = Markup("It is no better than a guess: {}, or with columns that say more.")
+        return "Improve it first", guess.format(again)
     if fit.time and measured.agreement.kind != "calibrated":
         late = Markup("Most rows are later than any it was fitted to, and rows held out at random hide the cost: {}.")
         return "Fit along the time", late.format(again)

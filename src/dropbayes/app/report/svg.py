@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +24,7 @@ Ticks = Sequence[tuple[float, str]]
 _Data = TypeVar("_Data", float, Numbers)
 
 
-@dataclass(frozen=True)
-class Scale:
+class Scale(NamedTuple):
     """The affine map from data in [`low`, `high`] to pixels in [`start`, `end`]."""
 
     low: float
