@@ -22,11 +22,7 @@ from dropbayes.runtime.validation import quote
 
 
 class ColumnProblems(ValueError):
-    """Columns that only the user can decide about, with one note each.
-
-    Attributes:
-        problems: The problem of each column.
-    """
+    """Columns that only the user can decide about, with one note each; `problems` has that of each column."""
 
     def __init__(self, label: str, problems: dict[str, Problem]) -> None:
         self.problems = problems
@@ -44,54 +40,31 @@ class ColumnProblems(ValueError):
 
 @dataclass(frozen=True)
 class Reading:
-    """How the columns of a training table are to be read.
+    """How the columns of a training table are to be read."""
 
-    Args:
-        ignore: Columns to leave out.
-        categorical: Columns of numbers that are categories.
-        missing: Texts that mean "no value", besides the usual ones.
-        max_categories: The most categories of a column.
-        decimal: The decimal mark, "." or ","; by default, from the cells themselves.
-        weights: The column with the weight of each row, if there is one.
-        group: The column of groups that are held out together, if there is one.
-        time: The column of times, if the search is to learn from the past and hold out what follows.
-    """
-
-    ignore: Sequence[str] = ()
-    categorical: Sequence[str] = ()
-    missing: Sequence[str] = ()
-    max_categories: int = 100
-    decimal: str | None = None
-    weights: str | None = None
-    group: str | None = None
-    time: str | None = None
+    ignore: Sequence[str] = ()  # columns to leave out
+    categorical: Sequence[str] = ()  # columns of numbers that are categories
+    missing: Sequence[str] = ()  # texts that mean "no value", besides the usual ones
+    max_categories: int = 100  # of a column
+    decimal: str | None = None  # the decimal mark, "." or ","; by default, from the cells themselves
+    weights: str | None = None  # the column with the weight of each row
+    group: str | None = None  # the column of groups that are held out together
+    time: str | None = None  # the column of times, to learn from the past and hold out what follows
 
 
 @dataclass(frozen=True, eq=False)
 class TrainingRows:
-    """The rows of a table as a model learns from them.
+    """The rows of a table as a model learns from them."""
 
-    Attributes:
-        x: The inputs, `[row, input]`.
-        y: The targets; texts for classes.
-        schema: Their columns.
-        weight: The weight of each row, if there are any.
-        group: The group of each row, if there are any.
-        time: The rank of each row's time, if there are any.
-        missing: How many cells were missing, by column.
-        n_dropped: How many rows had no target.
-        kept: The rows of the table that have one.
-    """
-
-    x: Numbers
-    y: npt.NDArray[Any]
+    x: Numbers  # the inputs, [row, input]
+    y: npt.NDArray[Any]  # the targets; texts for classes
     schema: Schema
-    weight: Numbers | None = None
+    weight: Numbers | None = None  # of each row, like the next two
     group: npt.NDArray[np.intp] | None = None
-    time: npt.NDArray[np.intp] | None = None
-    missing: dict[str, int] = field(default_factory=dict)
-    n_dropped: int = 0
-    kept: npt.NDArray[np.intp] | None = None
+    time: npt.NDArray[np.intp] | None = None  # its rank among all times
+    missing: dict[str, int] = field(default_factory=dict)  # how many cells, by column
+    n_dropped: int = 0  # rows without a target
+    kept: npt.NDArray[np.intp] | None = None  # the rows of the table that have one
 
 
 def check_name(name: str, names: Collection[str], label: str, argument: str) -> None:
@@ -118,16 +91,9 @@ def check_name(name: str, names: Collection[str], label: str, argument: str) -> 
 def training_rows(
     table: pa.Table, *, target: str, label: str, at: Place, task: Task | None = None, reading: Reading | None = None
 ) -> TrainingRows:
-    """The training rows of a table.
+    """The training rows of a table; `label` is its name in messages, `at` the location of a row (-1: the table's).
 
-    Args:
-        table: All its rows.
-        target: The column to predict.
-        label: The name of the table in messages.
-        at: The location of a row; the table itself for -1.
-        task: "regression" or "classification"; by default, regression for a numeric target, classification for text
-            and for a target of 0 and 1.
-        reading: How its columns are to be read.
+    The task is by default regression for a numeric target, classification for text and for a target of 0 and 1.
 
     Raises:
         ColumnProblems: Columns that the user must decide about.
@@ -155,9 +121,7 @@ def training_rows(
     columns, left_out = _columns(rows, target, label, place, tokens, reading)
     schema = Schema(tuple(columns), target, task, left_out, tokens, notation)
     encoded = encode(schema, rows, at=place)
-    weight = None
-    if reading.weights is not None:
-        weight = _weights(rows[reading.weights], reading.weights, place, tokens)
+    weight = None if reading.weights is None else _weights(rows[reading.weights], reading.weights, place, tokens)
     if reading.group is not None and reading.time is not None:
         raise ValueError("`group` and `time` are two ways to hold rows out; give one of them.")
     group = None if reading.group is None else _groups(rows[reading.group], reading.group, place, tokens)
