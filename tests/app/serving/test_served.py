@@ -10,7 +10,7 @@ pytest.importorskip("msgspec", reason="the extra `serve` is not installed")
 import msgspec
 
 from dropbayes.app.models.model import load
-from dropbayes.app.serving.served import ServedModel
+from dropbayes.app.serving.served import ServedModel, Settings
 from tests.app.serving.live import columns_request, live_server, outputs_of
 from tests.app.serving.test_application import COLUMNS
 
@@ -69,3 +69,21 @@ def test_a_network_is_served_by_the_name_of_its_predictor(tmp_path, monkeypatch)
     for wrong in ("my_network:net", "my_network:unnamed", "my_network:nothing", "no_such_module:x"):
         with pytest.raises(ValueError, match=wrong):
             ServedModel.load(pathlib.Path(wrong))
+
+
+@pytest.mark.parametrize(
+    ("settings", "answered"),
+    [
+        ({}, False),
+        ({"host": "::1"}, False),
+        ({"host": "localhost"}, False),
+        ({"host": "0.0.0.0"}, True),
+        ({"token": "secret"}, True),
+        ({"further_hosts": ["example.org"]}, True),
+        ({"token": "secret", "further_hosts": ["other.org"]}, False),
+    ],
+)
+def test_a_name_of_another_site_is_answered_only_where_that_is_safe_or_wanted(settings, answered):
+    hosts = Settings([], **settings).hosts
+    assert ("*" in hosts or "example.org" in hosts) == answered
+    assert "*" in hosts or "localhost" in hosts

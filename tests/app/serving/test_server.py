@@ -19,8 +19,8 @@ pytest.importorskip("starlette", reason="the extra `serve` is not installed")
 import dropbayes as db
 from dropbayes.app.models.model import load
 from dropbayes.app.models.storage import MODEL
+from dropbayes.app.serving.served import Settings
 from dropbayes.app.serving.server import _listener, serve
-from dropbayes.app.serving.settings import Settings
 from tests.app.serving.live import columns_request, live_server, outputs_of
 from tests.app.serving.test_application import COLUMNS, as_lists
 

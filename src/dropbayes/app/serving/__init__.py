@@ -4,10 +4,10 @@ Requests that arrive together are predicted together; since a row does not depen
 it would have got alone.
 """
 
-from dropbayes.app.serving.settings import Settings
 from dropbayes.runtime.validation import needed_for
 
 with needed_for("a server"):
+    from dropbayes.app.serving.served import Settings
     from dropbayes.app.serving.server import serve
 
 __all__ = ["Settings", "serve"]

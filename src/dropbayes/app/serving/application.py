@@ -28,8 +28,7 @@ from dropbayes.app.serving import protocol
 from dropbayes.app.serving.batching import Batches
 from dropbayes.app.serving.metrics import Metrics
 from dropbayes.app.serving.protocol import InferenceRequest, Parameters
-from dropbayes.app.serving.served import ServedModel
-from dropbayes.app.serving.settings import Settings
+from dropbayes.app.serving.served import ServedModel, Settings
 from dropbayes.estimators.columns import Encoded
 from dropbayes.runtime import __version__
 from dropbayes.runtime.arrays import NumpyArray

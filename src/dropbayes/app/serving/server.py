@@ -21,8 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from dropbayes.app.serving.application import application
 from dropbayes.app.serving.metrics import MULTIPROCESS_FOLDER
-from dropbayes.app.serving.served import ServedModel
-from dropbayes.app.serving.settings import Settings
+from dropbayes.app.serving.served import ServedModel, Settings
 from dropbayes.runtime.devices import end_with_parent, share_cores
 
 _MAX_CONNECTIONS = 1000
