@@ -4,8 +4,7 @@ A row has the same bits whichever worker predicts it: a run on any engine, cut a
 the numbers of one process.
 """
 
-from dropbayes.app.distributed.engines import ENGINES
-from dropbayes.app.distributed.frames import predict_dask, predict_ray, predict_spark
+from dropbayes.app.distributed.engines import ENGINES, predict_dask, predict_ray, predict_spark
 from dropbayes.app.distributed.parts import predict_parquet
 from dropbayes.app.distributed.ranks import predict_across_ranks
 

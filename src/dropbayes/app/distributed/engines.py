@@ -1,8 +1,9 @@
-"""The engines that make the parts of a prediction: processes of this machine, Ray, Dask and Spark.
+"""The engines of a prediction over many processes: those of this machine, Ray, Dask and Spark.
 
-Each takes what a worker does, the parts, the number of workers and the address of a cluster (None: this machine), and
-yields the number of rows of each part as it is finished. A part is made again after a worker's death, however often,
-never after an error.
+Ray, Dask and Spark add the columns of a prediction to their own frames, lazily, as those frames are. Every engine makes
+parts: it takes what a worker does, the parts, the number of workers and the address of a cluster (None: this machine),
+and yields the number of rows of each part as it is finished. A part is made again after a worker's death, however
+often, never after an error.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
 from typing import Any, TypeVar
 
-from dropbayes.runtime.devices import end_with_parent
+import pyarrow as pa
+
+from dropbayes.app.models.predictor import Predictor
+from dropbayes.runtime.devices import cpu_threads, end_with_parent
 
 Part = TypeVar("Part")
 Make = Callable[[Part], int]
@@ -167,3 +171,63 @@ def on_spark(
 
 ENGINES = {"processes": on_processes, "ray": on_ray, "dask": on_dask, "spark": on_spark}
 """Where parts are made, by name."""
+
+
+# --- frames --------------------------------------------------------------------------------------------------------
+
+
+def predict_dask(frame: Any, predictor: Predictor, *, prefix: str | None = None) -> Any:
+    """A Dask data frame with the columns of a prediction, its partitions in the same order.
+
+    Args:
+        frame: A `dask.dataframe.DataFrame` with the model's columns.
+        predictor: The model.
+        prefix: The prefix of the new columns' names; by default the target and `_`.
+    """
+
+    def add(partition: Any) -> Any:
+        table = predictor.add_columns(pa.Table.from_pandas(partition, preserve_index=False), prefix=prefix)
+        added = table.select(table.column_names[len(partition.columns) :]).to_pandas()
+        return partition.assign(**{name: added[name].to_numpy() for name in added.columns})
+
+    return frame.map_partitions(add, meta=add(frame._meta))
+
+
+def predict_ray(dataset: Any, predictor: Predictor, *, n_workers: int, prefix: str | None = None) -> Any:
+    """A Ray dataset with the columns of a prediction.
+
+    Args:
+        dataset: A `ray.data.Dataset` with the model's columns. Its blocks keep their order only where the context's
+            `execution_options.preserve_order` is set; otherwise carry a column with the number of each row.
+        predictor: The model.
+        n_workers: The batches predicted at a time.
+        prefix: The prefix of the new columns' names; by default the target and `_`.
+    """
+    import ray.data
+
+    def add(batch: pa.Table) -> pa.Table:
+        with cpu_threads(1):
+            return predictor.add_columns(batch, prefix=prefix)
+
+    workers = ray.data.TaskPoolStrategy(size=n_workers)
+    return dataset.map_batches(add, batch_format="pyarrow", batch_size=4096, compute=workers, num_cpus=1)
+
+
+def predict_spark(frame: Any, predictor: Predictor, *, prefix: str | None = None) -> Any:
+    """A Spark data frame with the columns of a prediction, by `mapInArrow`.
+
+    Args:
+        frame: A `pyspark.sql.DataFrame` with the model's columns. Spark promises no order: carry a column with the
+            number of each row where it matters.
+        predictor: The model.
+        prefix: The prefix of the new columns' names; by default the target and `_`.
+    """
+    from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+
+    def add(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with cpu_threads(1):
+            for batch in batches:
+                yield from predictor.add_columns(pa.Table.from_batches([batch]), prefix=prefix).to_batches()
+
+    empty = to_arrow_schema(frame.schema).empty_table()
+    return frame.mapInArrow(add, from_arrow_schema(predictor.add_columns(empty, prefix=prefix).schema))

@@ -69,22 +69,18 @@ class Prediction:
 
     def __call__(self, part: Part) -> int:
         """Writes one part on one core, as there are as many workers; returns its number of rows."""
-        with cpu_threads(1), files.replacement(part.output) as file:
-            tables = self._extended(part)
-            first = next(tables)
-            with parquet.ParquetWriter(file, first.schema) as writer:
-                for table in itertools.chain([first], tables):
-                    writer.write_table(table)
-        return part.n_rows
-
-    def _extended(self, part: Part) -> Iterator[pa.Table]:
         position = part.first
-        for table in part.blocks():
-            try:
-                yield self.predictor.add_columns(table, prefix=self.prefix)
-            except ValueError as error:
-                raise ValueError(f"{part.source!r}, counted from its row {position}: {error}") from None
-            position += table.num_rows
+        with cpu_threads(1), files.replacement(part.output) as file, contextlib.ExitStack() as stack:
+            writer = None
+            for table in part.blocks():
+                try:
+                    extended = self.predictor.add_columns(table, prefix=self.prefix)
+                except ValueError as error:
+                    raise ValueError(f"{part.source!r}, counted from its row {position}: {error}") from None
+                writer = writer or stack.enter_context(parquet.ParquetWriter(file, extended.schema))
+                writer.write_table(extended)
+                position += table.num_rows
+        return part.n_rows
 
 
 def predict_parquet(
