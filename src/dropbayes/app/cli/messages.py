@@ -59,18 +59,15 @@ def console() -> Console:
 
 
 def print_result(values: Mapping[str, object], text: Iterable[RenderableType], *, as_json: bool) -> None:
-    """Prints the result of a command.
+    """Prints the result of a command: for people the text, for machines one JSON document of the values.
 
-    Args:
-        values: The result for machines; numbers that JSON does not know become null.
-        text: The result for people: lines of markup, and tables. A generator is not run for a JSON document.
-        as_json: Whether to print one JSON document.
+    Numbers that JSON does not know become null; a generator of text is not run for a JSON document.
     """
     if as_json:
         known = json.loads(json.dumps(values, default=lambda array: array.tolist()), parse_constant=lambda _: None)
         print(json.dumps(known, indent=1, ensure_ascii=False), flush=True)
-        return
-    print_text(text)
+    else:
+        print_text(text)
 
 
 def print_text(lines: Iterable[RenderableType]) -> None:
@@ -81,14 +78,7 @@ def print_text(lines: Iterable[RenderableType]) -> None:
 
 
 def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[int] = ()) -> Table:
-    """A table to print.
-
-    Args:
-        title: The title above it.
-        heads: The names of its columns.
-        rows: Its cells; never read as markup.
-        numbers: The indices of the columns of numbers, which are right-aligned.
-    """
+    """A table to print, its cells never read as markup; `numbers` are the columns that are right-aligned."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 import typer
@@ -33,23 +34,18 @@ def hidden_widths(text: str) -> tuple[int, ...] | str:
     return tuple(int(value) for value in values)
 
 
-def drop_probabilities(text: str) -> float | list[float] | str:
-    """A drop probability, or a list of them to try, or the word "search"."""
-    return _search_space(text, 1, "must lie in [0, 1)")
+def search_space(below: float, rule: str) -> Callable[[str], float | list[float] | str]:
+    """Reads a number from 0 and below a limit, or a list of them to try, or the word "search"."""
 
+    def read(text: str) -> float | list[float] | str:
+        if text == "search":
+            return text
+        values = numbers(text)
+        if not all(0 <= value < below for value in values):
+            raise typer.BadParameter(f"{rule}; got {text!r}")
+        return values[0] if len(values) == 1 else values
 
-def weight_decays(text: str) -> float | list[float] | str:
-    """A weight decay, or a list of them to try, or the word "search"."""
-    return _search_space(text, math.inf, "must be 0 or more")
-
-
-def _search_space(text: str, below: float, rule: str) -> float | list[float] | str:
-    if text == "search":
-        return text
-    values = numbers(text)
-    if not all(0 <= value < below for value in values):
-        raise typer.BadParameter(f"{rule}; got {text!r}")
-    return values[0] if len(values) == 1 else values
+    return read
 
 
 def delimiter_character(text: str | None) -> str | None:
@@ -112,10 +108,8 @@ Decimal = Annotated[
     Literal[".", ","] | None, column(help="Decimal mark, . or , (detected by default).", metavar="CHAR")
 ]
 Hidden = Annotated[str, training(help="Widths of the hidden layers.", metavar="WIDTHS", callback=hidden_widths)]
-DropProb = Annotated[
-    str,
-    training(help="Drop probability, or several to try.", metavar="NUMBERS", callback=drop_probabilities),
-]
-WeightDecay = Annotated[
-    str, training(help="Weight decay λ, or several to try.", metavar="NUMBERS", callback=weight_decays)
-]
+drop_probabilities = search_space(1, "must lie in [0, 1)")
+weight_decays = search_space(math.inf, "must be 0 or more")
+searched = functools.partial(training, metavar="NUMBERS")
+DropProb = Annotated[str, searched(help="Drop probability, or several to try.", callback=drop_probabilities)]
+WeightDecay = Annotated[str, searched(help="Weight decay λ, or several to try.", callback=weight_decays)]

@@ -47,12 +47,7 @@ class _Job:
 
 
 class Batches:
-    """A thread that predicts queued requests.
-
-    Args:
-        max_seconds: The longest a request may have to wait: what would take longer is refused.
-        observe: Called with the rows of each batch.
-    """
+    """A thread that predicts queued requests, calls `observe` with the rows of each batch, and refuses long waits."""
 
     def __init__(self, max_seconds: float = 60.0, observe: Callable[[int], None] = lambda rows: None) -> None:
         self._max_seconds, self._observe = max_seconds, observe

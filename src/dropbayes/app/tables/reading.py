@@ -67,9 +67,6 @@ def regroup(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
 def delimiter_of(text: str) -> str:
     r"""The delimiter under which the first records have the same number of fields, and most of them; "," if none has.
 
-    Args:
-        text: The beginning of the file.
-
     Example:
         >>> delimiter_of("a;b\n1,5;2,5\n"), delimiter_of("a\tb\n1\t2\n"), delimiter_of("a\n1\n")
         (';', '\t', ',')

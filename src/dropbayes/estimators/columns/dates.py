@@ -65,11 +65,7 @@ def _parse(texts: pa.Array, form: str) -> pa.Array:
 
 
 def days_of(values: pa.Array, form: str) -> Numbers:
-    """Days since 1970, NaN for what is missing or written otherwise.
-
-    Args:
-        values: Texts, or values of a temporal type.
-        form: The format of the texts.
+    """Days since 1970 of texts in a format, or of values of a temporal type; NaN for what is missing or otherwise.
 
     Example:
         >>> days_of(pa.array(["1970-01-02", None]), "iso")

@@ -19,17 +19,12 @@ _SPACE = "[ \u00a0\u202f\u2009]"
 
 @dataclass(frozen=True)
 class Notation:
-    """A way of writing numbers.
+    """A way of writing numbers."""
 
-    Attributes:
-        decimal: The decimal mark, "." or ",".
-        thousands: The separator of thousands: "", ",", ".", "'" or a space of any kind as " ".
-        sign: The currency or "%" that the numbers carry, which is dropped: 7 % is read as 7. "currency" is any of them,
-            as models written before a currency was recorded have it.
-    """
-
-    decimal: str = "."
-    thousands: str = ""
+    decimal: str = "."  # or ","
+    thousands: str = ""  # the separator: "", ",", ".", "'" or a space of any kind as " "
+    # The currency or "%" that the numbers carry, which is dropped: 7 % is read as 7. "currency" is any of them, as
+    # models written before a currency was recorded have it.
     sign: str = ""
 
     @property
@@ -95,11 +90,7 @@ ANY_NUMBER = "|".join(Notation(*marks, sign).pattern for marks in _MARKS for sig
 
 
 def notation_of(texts: pa.Array, *, decimal: str | None = None) -> Notation | None:
-    """The notation in which every text is a number; None if there is none.
-
-    Args:
-        texts: An arrow array of texts without nulls or spaces around them.
-        decimal: The decimal mark where it is known, "." or ","; by default, from the texts themselves.
+    """The notation in which every text is a number, with the decimal mark where it is known; None if there is none.
 
     Example:
         >>> notation_of(pa.array(["€1,234.50", "€7"]))
