@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import pathlib
 from typing import Annotated, Literal
 
 import typer
 
 from dropbayes.app.cli import options
-from dropbayes.app.cli.messages import extra, note, print_result
+from dropbayes.app.cli.messages import extra, note
 
 
 def serve(
@@ -87,22 +88,17 @@ def page(
     from dropbayes.app.page import PageServer, page_html
     from dropbayes.runtime import files
 
+    def announce(kind: str, place: str) -> None:  # unbroken, however narrow the terminal is
+        print(json.dumps({kind: place}, indent=1) if as_json else place, flush=True)
+
     if out is not None:
         files.write_text(out, page_html())
-        _print_place("page", out, as_json=as_json)
+        announce("page", out)
         return
     with PageServer(port) as server:
-        _print_place("address", server.url, as_json=as_json)
+        announce("address", server.url)
         if not no_browser:
             webbrowser.open(server.url)
         note("the page is served on this machine alone; Ctrl+C ends it.")
         with contextlib.suppress(KeyboardInterrupt):
             server.serve_forever()
-
-
-def _print_place(kind: str, place: str, *, as_json: bool) -> None:
-    """Prints a path or an address, unbroken however narrow the terminal is."""
-    if as_json:
-        print_result({kind: place}, [], as_json=True)
-    else:
-        print(place, flush=True)

@@ -152,9 +152,7 @@ class Model:
             frame: A data frame or a dict of columns.
             allow_new: Whether to encode unseen categories as all zeros instead of failing.
         """
-        table = as_table(frame)
-        check_columns(self.schema, table.column_names, "the data frame")
-        return encode(self.schema, table, at=_row, allow_new=allow_new)
+        return encode(self.schema, as_table(frame), at=_row, allow_new=allow_new)
 
     @overload
     def predict(

@@ -366,14 +366,11 @@ class Predictor:
             table: The rows; columns that the model does not read are unchanged.
             prefix: The prefix of the new columns' names; by default the target and `_`, if it is known.
         """
+        arrays = {name: table[name] for name in table.column_names}
         if self.schema is None:
-            arrays = {name: table[name].to_numpy(zero_copy_only=False) for name in table.column_names}
             columns = self.flat_columns(self.predict_inputs(self.encode(arrays)))
         else:
-            from dropbayes.estimators.columns import check_columns, encode
-
-            check_columns(self.schema, table.column_names, "the table")
-            columns = self.table_columns(encode(self.schema, table, at=_location, allow_new=self.allow_new))
+            columns = self.table_columns(self.encode_rows(arrays))
         check_finite(columns)
         prefix = self.prefix if prefix is None else prefix
         taken = [prefix + name for name in columns if prefix + name in table.column_names]

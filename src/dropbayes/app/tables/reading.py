@@ -15,7 +15,7 @@ import os
 import pathlib
 import re
 import sys
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -82,7 +82,7 @@ def delimiter_of(text: str) -> str:
     return max(even or counts, key=lambda candidate: counts[candidate][0], default=",")
 
 
-class Source(ABC):
+class Source(contextlib.AbstractContextManager["Source"]):
     """A table that is read once, from its first row to its last; a context that closes it.
 
     Attributes:
@@ -116,9 +116,6 @@ class Source(ABC):
     def close(self) -> None:
         """Ends reading, whether or not all rows were read."""
 
-    def __enter__(self) -> Source:
-        return self
-
     def __exit__(self, *failure: object) -> None:
         self.close()
 
@@ -141,9 +138,8 @@ def open_table(path: str | os.PathLike[str], *, delimiter: str | None = None, en
     try:
         "".encode(encoding or "utf-8")
     except LookupError:
-        raise ValueError(
-            f"`encoding` must be a text encoding such as utf-8, utf-16 or cp1252; got {encoding!r}."
-        ) from None
+        rule = "must be a text encoding such as utf-8, utf-16 or cp1252"
+        raise ValueError(f"`encoding` {rule}; got {encoding!r}.") from None
     if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n' or ord(delimiter) > 127):
         raise ValueError(f"`delimiter` must be one plain character, such as ',' or ';' or a tab; got {delimiter!r}.")
     if str(path) == "-":

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from dropbayes.estimators.columns import cells
 from dropbayes.estimators.columns.cells import Place
 from dropbayes.estimators.columns.dates import date_inputs, days_of
-from dropbayes.estimators.columns.schema import Column, Schema, list_names
+from dropbayes.estimators.columns.schema import Column, Schema, check_columns, list_names
 from dropbayes.runtime.arrays import Numbers
 from dropbayes.runtime.validation import quote
 
@@ -46,7 +46,7 @@ class Encoded:
 
 
 def encode(schema: Schema, table: pa.Table, *, at: Place, allow_new: bool = False) -> Encoded:
-    """The inputs of a model for the rows of a table.
+    """The inputs of a model for the rows of a table; an error if it lacks a column.
 
     Args:
         schema: The columns of the model.
@@ -54,6 +54,7 @@ def encode(schema: Schema, table: pa.Table, *, at: Place, allow_new: bool = Fals
         at: The location of a row of this table; -1 for the table itself.
         allow_new: Whether a category that training did not know is encoded as all zeros instead of refused.
     """
+    check_columns(schema, table.column_names, at(-1))
     x = np.zeros((table.num_rows, len(schema.inputs)))
     missing: dict[str, int] = {}
     new: dict[str, int] = {}
@@ -63,10 +64,9 @@ def encode(schema: Schema, table: pa.Table, *, at: Place, allow_new: bool = Fals
         width = len(column.inputs)
         inputs = x[:, start : start + width]
         if column.kind == "category":
-            absent, unknown = _fill_categories(inputs, column, table[column.name], at, schema.missing, allow_new)
-            beyond = unknown
-            if unknown.any():
-                new[column.name] = int(unknown.sum())
+            absent, beyond = _fill_categories(inputs, column, table[column.name], at, schema.missing, allow_new)
+            if beyond.any():
+                new[column.name] = int(beyond.sum())
         else:
             values = column_values(column, table[column.name], at, schema.missing)
             absent = np.isnan(values)
