@@ -130,10 +130,9 @@ def fit(
     digest = fingerprint(data)
     origin = {"file": source.label, **({} if digest is None else {"sha256": digest}), "command": shlex.join(command)}
     origin |= {} if time is None else {"time": time}
+    origin |= {"settings": settings, "versions": versions()}
     begun = clock.perf_counter()
-    model = Model.of_rows(
-        rows, origin=origin | {"settings": settings, "versions": versions()}, **settings, verbose=True
-    )
+    model = Model.of_rows(rows, origin=origin, **settings, verbose=True)
     seconds = clock.perf_counter() - begun
     about = facts(model)
     best = about["held_out_log_likelihood"]
@@ -256,9 +255,7 @@ def _results(model: Model, found: dict[str, Any]) -> Iterator[str]:
 def _note_settings(model: Model) -> None:
     """Notes on settings of the fit that a user would change."""
     if not bool((model.ensemble.population_.drop_prob > 0).any()):
-        note(
-            "nothing is dropped, so that draws differ only between networks; the epistemic variance will be too small."
-        )
+        note("nothing is dropped, so that draws differ only between networks; the epistemic variance is too small.")
     for name, value in model.ensemble.search_edges_.items():
         is_drop = name == "drop_prob"
         factor, words = (2, "drop probability") if is_drop else (10, name.replace("_", " "))

@@ -112,19 +112,14 @@ def calibrate(
     fitted.with_recalibration(recalibration, rows.label, rows.x).save_calibration()
     factor = recalibration.factor if method == "scale" else None
     regression = fitted.schema.task == "regression"
-    if factor is not None:
-        scaled = (
-            "every standard deviation is multiplied"
-            if regression
-            else "every logit, relative to the class shares, is divided"
-        )
-        change = f"{scaled} by {plain_number(factor)}"
-    elif method == "isotonic":
-        change = "the levels of every interval are mapped to those observed"
-    else:
-        change = "intervals are conformal" if regression else "each row is given the labels of a conformal set"
+    scaled = "standard deviation is multiplied" if regression else "logit, relative to the class shares, is divided"
+    changes = {
+        "scale": f"every {scaled} by {plain_number(recalibration.factor)}",
+        "isotonic": "the levels of every interval are mapped to those observed",
+        "conformal": "intervals are conformal" if regression else "each row is given the labels of a conformal set",
+    }
     lines = [
-        f"calibrated on {count(recalibration.n_rows, 'row')}: {change}",
+        f"calibrated on {count(recalibration.n_rows, 'row')}: {changes[method]}",
         f"recorded in {bold(model)}; predict, evaluate and report use it from now on",
     ]
     found |= {"method": method, "n_rows": recalibration.n_rows, "factor": factor}

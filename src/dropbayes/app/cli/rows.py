@@ -96,9 +96,8 @@ def _note_unusual_cells(model: Model, missing: Counter[str], new: Counter[str], 
             taken = f"{count(missing[column.name], 'missing value')} of {column.name!r} taken as"
             lines.append(f"{taken} {filled_value(column)}{warned}.")
         if new[column.name]:
-            lines.append(
-                f"{count(new[column.name], 'value')} of {column.name!r} new to the model, encoded as all zeros."
-            )
+            values = f"{count(new[column.name], 'value')} of {column.name!r}"
+            lines.append(f"{values} new to the model, encoded as all zeros.")
     for line in lines[:10]:
         note(line)
     if len(lines) > 10:

@@ -141,9 +141,8 @@ def on_spark(
     session = SparkSession.getActiveSession()
     started = session is None
     if session is None:
-        builder = SparkSession.builder.master(address or f"local[{n_workers}, {_MAX_DEATHS}]").appName(
-            "dropbayes predict"
-        )
+        master = address or f"local[{n_workers}, {_MAX_DEATHS}]"
+        builder = SparkSession.builder.master(master).appName("dropbayes predict")
         settings = {"spark.ui.enabled": "false", "spark.task.maxFailures": str(_MAX_DEATHS)}
         if address is None:
             settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}

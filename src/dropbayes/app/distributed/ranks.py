@@ -115,9 +115,7 @@ def _draws(plan: Plan, inputs: Inputs, first_row: int) -> Tensor:
     for _, same_rows in itertools.groupby(plan.run(inputs, first_row=first_row), lambda block: block.rows):
         outputs = [block.outputs for block in same_rows]
         if len(outputs[0]) != 1:
-            raise ValueError(
-                f"`net` must return one tensor; it returns {len(outputs[0])}. Wrap it to return the one wanted."
-            )
+            raise ValueError(f"`net` must return one tensor; it returns {len(outputs[0])}. Wrap it to return one.")
         blocks.append(torch.cat([output for (output,) in outputs]))
     (draws,) = plan.arrange([torch.cat(blocks, 1)], leading=1)
     return draws.cpu()

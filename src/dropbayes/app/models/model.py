@@ -83,9 +83,8 @@ class Model:
             reading: The options for reading its columns.
             settings: Parameters of `DropoutRegressor` or `DropoutClassifier`.
         """
-        rows = training_rows(
-            as_table(frame), target=target, label="the data frame", at=_row, task=task, reading=reading
-        )
+        table, label = as_table(frame), "the data frame"
+        rows = training_rows(table, target=target, label=label, at=_row, task=task, reading=reading)
         return cls.of_rows(rows, origin={"file": "a data frame"}, **settings)
 
     @classmethod

@@ -317,8 +317,8 @@ class Predictor:
         return ratio.max(axis=tuple(range(1, ratio.ndim)))
 
     def _statistics(self, x: NumpyArray) -> dict[str, NumpyArray]:
-        settings: dict[str, Any] = {"coverage": self.coverage, "method": self.method}
-        return self._fields(x, n_draws=self.most_draws, seed=self.seed, **settings)
+        n_draws, coverage = self.most_draws, self.coverage
+        return self._fields(x, n_draws=n_draws, seed=self.seed, coverage=coverage, method=self.method)
 
     # --- tables ---------------------------------------------------------------------------------------------------
 
@@ -398,9 +398,7 @@ def check_finite(prediction: Mapping[str, NumpyArray], at: Callable[[int], str] 
     for values in prediction.values():
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             row = int((~np.isfinite(values)).reshape(len(values), -1).any(1).argmax())
-            raise ValueError(
-                f"{at(row)}: the prediction is not finite; a value of this row is too far from those of training."
-            )
+            raise ValueError(f"{at(row)}: the prediction is not finite; a value is too far from those of training.")
 
 
 def uncertainty(prediction: Mapping[str, NumpyArray]) -> NumpyArray:

@@ -142,19 +142,16 @@ def _read_once(path: pathlib.Path) -> tuple[Ensemble, Schema, Origin, str]:
 
 def _read_description(path: pathlib.Path) -> dict[str, Any]:
     """The values of `columns.json`, unchanged since they were written."""
+    name = repr(str(path / COLUMNS))
     try:
         values: dict[str, Any] = json.loads((path / COLUMNS).read_text(encoding="utf-8"))
         number, _ = values["format"], values["sha256"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise ValueError(
-            f"{str(path / COLUMNS)!r} is damaged or was not written by dropbayes; fit the model again."
-        ) from None
+        raise ValueError(f"{name} is damaged or was not written by dropbayes; fit the model again.") from None
     if type(number) is not int or not 1 <= number <= FORMAT:
-        raise ValueError(
-            f"{str(path / COLUMNS)!r} has the format {number!r}; this version reads 1 to {FORMAT}. Upgrade."
-        )
+        raise ValueError(f"{name} has the format {number!r}; this version reads 1 to {FORMAT}. Upgrade.")
     if number >= 3 and values.get("digest") != signed(values)["digest"]:
-        raise ValueError(f"{str(path / COLUMNS)!r} was changed since it was written; fit the model again.")
+        raise ValueError(f"{name} was changed since it was written; fit the model again.")
     return values
 
 

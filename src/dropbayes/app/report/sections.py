@@ -65,9 +65,7 @@ def page_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
         opening = _regression_opening(inputs, measured, fit)
     ranked = importances(model, x, y, inputs.features)
     simple = [comparison.baseline_table(beside, len(inputs.training[0]))] if inputs.training else []
-    caption = (
-        f"Scores on {len(inputs.x):,} rows. After ± stands one standard error over the rows, taken as independent."
-    )
+    caption = f"Scores on {len(x):,} rows. After ± stands one standard error over the rows, taken as independent."
     scores = list(measured.scores.values())
     parts = [
         *opening.sections,

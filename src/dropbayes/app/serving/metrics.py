@@ -26,9 +26,7 @@ class Metrics:
         counter = functools.partial(Counter, registry=own, labelnames=["model"])
         histogram = functools.partial(Histogram, registry=own)
         by_level: dict[str, Any] = {"labelnames": ["model", "percentile"], "registry": own}
-        self.requests = Counter(
-            "dropbayes_requests", "Requests, by the status of the answer.", ["status"], registry=own
-        )
+        self.requests = Counter("dropbayes_requests", "Requests, by status of the answer.", ["status"], registry=own)
         seconds = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
         self.seconds = histogram("dropbayes_request_seconds", "Time until the answer.", buckets=seconds)
         self.batch_rows = histogram("dropbayes_batch_rows", "Rows at once.", buckets=[2**n for n in range(13)])
@@ -36,12 +34,8 @@ class Metrics:
         self._uncertainty = counter("dropbayes_uncertainty", "Sum over rows of the deviation (classes: entropy).")
         self._deferred = counter("dropbayes_deferred_rows", "Rows above the `defer_above` of their request.")
         self._above = Counter("dropbayes_rows_above_training_percentile", "Rows above it in training.", **by_level)
-        self._training = Gauge(
-            "dropbayes_training_uncertainty",
-            "Percentiles of training rows.",
-            multiprocess_mode="mostrecent",
-            **by_level,
-        )
+        by_level["multiprocess_mode"] = "mostrecent"
+        self._training = Gauge("dropbayes_training_uncertainty", "Percentiles of training rows.", **by_level)
         self._percentiles: dict[str, dict[str, float]] = {}
 
     def take_model(self, model: str, percentiles: Mapping[str, float]) -> None:

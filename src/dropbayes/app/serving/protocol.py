@@ -92,9 +92,8 @@ class InferenceRequest(_Strict):
     def check(self, name: str, version: str, outputs: Sequence[str]) -> None:
         """Raises unless the request is for this model and some of these outputs."""
         if self.model_name not in (None, name) or self.model_version not in (None, version):
-            raise HTTPException(
-                400, f"`model_name` and `model_version` must be those of the path, {name} and {version}."
-            )
+            rule = f"must be those of the path, {name} and {version}."
+            raise HTTPException(400, f"`model_name` and `model_version` {rule}")
         for output in self.outputs:
             if output.name not in outputs:
                 raise HTTPException(400, f"there is no output {_quote(output.name)}; there are {', '.join(outputs)}.")

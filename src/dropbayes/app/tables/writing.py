@@ -48,9 +48,7 @@ class Sink:
         special = not self.to_stdout and self.path.exists() and not self.path.is_file() and not self.path.is_dir()
         self.as_parquet = not self.to_stdout and self.path.suffix.lower() in (".parquet", ".pq")
         if not (self.to_stdout or self.as_parquet or special or self.path.suffix.lower() in (".csv", ".tsv", ".txt")):
-            raise ValueError(
-                f"the output must end in .csv or .parquet, or be - for standard output; got {str(path)!r}."
-            )
+            raise ValueError(f"the output must end in .csv or .parquet, or be - (standard output); got {str(path)!r}.")
         self._stack = contextlib.ExitStack()
         self._file: Any = None
         self._writer: Any = None
