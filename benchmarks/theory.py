@@ -22,11 +22,11 @@ from torch import nn
 
 from benchmarks import history
 from dropbayes.layers import BernoulliNoise, Linear
+from dropbayes.layers.precision import Prior
 from dropbayes.layers.recurrent import LSTM
 from dropbayes.likelihoods import Gaussian, predictive_log_density
 from dropbayes.training.objective import negative_elbo
 from dropbayes.variational import Bernoulli, Concrete, Mixture, multiplicative_gaussian
-from dropbayes.weight_layers.precision import Prior
 
 ROWS, UNITS = 256, 1024
 

@@ -14,9 +14,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from dropbayes.layers import Prior, keep_probs
 from dropbayes.likelihoods import Categorical
 from dropbayes.training import Checkpoint, InverseDecay, Optimization, fit
-from dropbayes.weight_layers import Prior, keep_probs
 
 __all__ = ["NAMES", "DropoutLayers", "lenet", "train"]
 

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 
 from dropbayes.layers import BernoulliNoise, GaussianNoise, Linear, MixtureNoise
 from dropbayes.layers.noise import Noise
+from dropbayes.layers.precision import Prior
 from dropbayes.likelihoods import Gaussian
 from dropbayes.processes import exact_process, process_of
 from dropbayes.runtime.devices import cpu_threads
 from dropbayes.sampling import draws
 from dropbayes.training import Objective, Optimization, fit
-from dropbayes.weight_layers.precision import Prior
 from experiments import bands
 from experiments.record import Arrays, Findings, Record, markdown_table
 

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dropbayes.layers.precision import Prior
 from dropbayes.layers.recurrent import LSTM
 from dropbayes.likelihoods import Gaussian
 from dropbayes.predictive import predict
 from dropbayes.training import Optimization, fit
-from dropbayes.weight_layers.precision import Prior
 from experiments import bands, datasets
 from experiments.record import Array, Arrays, Findings, Record, markdown_table
 

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.layers import ConcreteNoise, Linear
+from dropbayes.layers.precision import Prior, model_precision
 from dropbayes.likelihoods import Gaussian, HeteroscedasticGaussian
 from dropbayes.predictive import Prediction, predict
 from dropbayes.runtime.devices import cpu_threads
 from dropbayes.training import Optimization, fit
-from dropbayes.weight_layers.precision import Prior, model_precision
 from experiments import bands
 from experiments.record import Arrays, Findings, Record, markdown_table
 

@@ -23,7 +23,6 @@ RANK = {
     "tracing": 1,
     "scores": 1,
     "decisions": 2,
-    "weight_layers": 2,
     "calibration": 3,
     "layers": 3,
     "sampling": 3,

@@ -22,7 +22,7 @@ GROUPS = {
         "app.serving", "app.distributed",
     ],
     "The theory": [
-        "weight_layers", "variational", "layers", "processes",
+        "variational", "layers", "processes",
     ],
     "Judging and acting": [
         "scores", "scores.information", "calibration", "calibration.conformal", "decisions", "decisions.acquisition",

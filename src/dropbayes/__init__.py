@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dropbayes.decisions import acquisition as acquisition
     from dropbayes.estimators import DropoutClassifier, DropoutRegressor
     from dropbayes.guests import doctor
-    from dropbayes.layers import add_dropout
+    from dropbayes.layers import Prior, add_dropout, model_precision, weight_decay
     from dropbayes.likelihoods import (
         Bernoulli,
         Categorical,
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from dropbayes.sampling import sites as sites
     from dropbayes.scores import information as information
     from dropbayes.training import fit, negative_elbo
-    from dropbayes.weight_layers import Prior, model_precision, weight_decay
 
 __all__ = [
     "Bernoulli",
@@ -76,7 +75,7 @@ _HOME = {
     "app.models.predictor": ("Predictor",),
     "estimators": ("DropoutClassifier", "DropoutRegressor"),
     "guests": ("doctor",),
-    "layers": ("add_dropout",),
+    "layers": ("Prior", "add_dropout", "model_precision", "weight_decay"),
     "likelihoods": (
         "Bernoulli",
         "Categorical",
@@ -90,7 +89,6 @@ _HOME = {
     "predictive": ("check", "evaluate", "predict"),
     "sampling": ("Sampling", "draws", "function_draw", "sites"),
     "training": ("fit", "negative_elbo"),
-    "weight_layers": ("Prior", "model_precision", "weight_decay"),
 }
 
 

@@ -15,11 +15,11 @@ from dropbayes.layers import (
     Linear,
     MixtureNoise,
 )
+from dropbayes.layers.precision import Prior
 from dropbayes.likelihoods import Gaussian
 from dropbayes.sampling import Sampling
 from dropbayes.training.objective import negative_elbo
 from dropbayes.variational import Mixture
-from dropbayes.weight_layers.precision import Prior
 
 DTYPE = torch.float64
 

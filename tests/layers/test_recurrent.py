@@ -9,10 +9,10 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import dropbayes
+from dropbayes.layers import kl_coefficients
+from dropbayes.layers.precision import Prior
 from dropbayes.layers.recurrent import GRU, LSTM, RNN
 from dropbayes.sampling import Sampling
-from dropbayes.weight_layers import kl_coefficients
-from dropbayes.weight_layers.precision import Prior
 
 DTYPE = torch.float64
 PAIRS = [(LSTM, nn.LSTM), (GRU, nn.GRU), (RNN, nn.RNN)]

@@ -10,12 +10,13 @@ from torch import nn
 from dropbayes.layers import (
     BernoulliNoise,
     Linear,
+    kl_coefficients,
+    parameter_groups,
 )
+from dropbayes.layers.precision import Prior
 from dropbayes.likelihoods import Gaussian
 from dropbayes.training.objective import kl_divergence, negative_elbo
 from dropbayes.variational import Bernoulli, DiagonalGaussian
-from dropbayes.weight_layers import kl_coefficients, parameter_groups
-from dropbayes.weight_layers.precision import Prior
 from tests.layers.noises import DTYPE, NOISES, layers
 from tests.variational.samples import kl_monte_carlo
 

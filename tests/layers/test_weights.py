@@ -18,9 +18,9 @@ from dropbayes.layers import (
     Linear,
     MixtureNoise,
 )
+from dropbayes.layers.precision import Prior
 from dropbayes.sampling import Sampling
 from dropbayes.tracing import draw_or_mean
-from dropbayes.weight_layers.precision import Prior
 from tests.layers.noises import DTYPE, NOISES, layers
 
 

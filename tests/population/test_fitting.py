@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from dropbayes.layers.precision import weight_decay
 from dropbayes.population import (
     Member,
     Task,
     evaluate,
     train,
 )
-from dropbayes.weight_layers.precision import weight_decay
 from tests.population.samples import F64, toy
 
 

@@ -7,8 +7,8 @@ import scipy.integrate
 import torch
 from torch import nn
 
+from dropbayes.layers.precision import Prior
 from dropbayes.processes import Deep, Identity, ReLU, TanH, exact_process, process_of
-from dropbayes.weight_layers.precision import Prior
 
 X = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 PRIOR = Prior(length_scale=1.4, bias_length_scale=2.0, hidden_length_scale="fan_in")

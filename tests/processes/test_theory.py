@@ -4,14 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from dropbayes.layers import Linear, MixtureNoise
+from dropbayes.layers import Linear, MixtureNoise, keep_probs, kl_coefficients
 from dropbayes.layers.conversion import add_dropout
+from dropbayes.layers.precision import Prior
 from dropbayes.likelihoods import Gaussian
 from dropbayes.processes import process_of
 from dropbayes.processes.theory import theory_report, variance_ratio
 from dropbayes.training import Optimization, fit
-from dropbayes.weight_layers import keep_probs, kl_coefficients
-from dropbayes.weight_layers.precision import Prior
 
 PRIOR = Prior(length_scale=2.0, hidden_length_scale="fan_in")
 

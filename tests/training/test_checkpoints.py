@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import dropbayes as db
+from dropbayes.layers.precision import Prior
 from dropbayes.training import EarlyStopping, Objective, Optimization, checkpoints, fit
-from dropbayes.weight_layers.precision import Prior
 from tests.training.toys import network, toy
 
 SOURCE = pathlib.Path(__file__).parent.parent.parent / "src"

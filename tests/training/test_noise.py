@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from dropbayes.layers.precision import Prior
 from dropbayes.likelihoods import Categorical, Gaussian
 from dropbayes.training import Objective, Optimization, fit
 from dropbayes.training.steps import ModelNoise
-from dropbayes.weight_layers.precision import Prior
 
 
 def test_a_learned_precision_ends_at_the_inverse_of_the_mean_squared_error(tmp_path):

@@ -8,11 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from dropbayes.layers import GaussianNoise, Linear
+from dropbayes.layers import GaussianNoise, Linear, kl_constant
+from dropbayes.layers.precision import Prior, weight_decay
 from dropbayes.likelihoods import Categorical, Gaussian
 from dropbayes.training.objective import divergence_of, kl_divergence, negative_elbo
-from dropbayes.weight_layers import kl_constant
-from dropbayes.weight_layers.precision import Prior, weight_decay
 from tests.training.small_networks import DTYPE, PRIOR, net_and_data
 
 
@@ -65,7 +64,7 @@ def test_classification_bound_is_the_softmax_dropout_loss_in_value_and_gradient(
 
 
 def test_a_weight_decayed_optimiser_takes_the_same_step_as_the_bound():
-    from dropbayes.weight_layers import parameter_groups
+    from dropbayes.layers import parameter_groups
 
     net, x, y = net_and_data(outputs=2)
     tau, n_data = 5.0, 12

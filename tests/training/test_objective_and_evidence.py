@@ -9,13 +9,20 @@ import scipy.stats
 import torch
 from torch import nn
 
-from dropbayes.layers import BernoulliNoise, ConcreteNoise, GaussianNoise, Linear, MixtureNoise
+from dropbayes.layers import (
+    BernoulliNoise,
+    ConcreteNoise,
+    GaussianNoise,
+    Linear,
+    MixtureNoise,
+    kl_constant,
+    parameter_groups,
+)
+from dropbayes.layers.precision import Prior
 from dropbayes.likelihoods import Categorical, Gaussian, predictive_log_density
 from dropbayes.processes import exact_process, process_of
 from dropbayes.training import Optimization, fit
 from dropbayes.training.objective import kl_divergence, negative_elbo, row_misfit
-from dropbayes.weight_layers import kl_constant, parameter_groups
-from dropbayes.weight_layers.precision import Prior
 from tests.training.small_networks import DTYPE, PRIOR, net_and_data
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import dropbayes as db
+from dropbayes.layers import Prior, parameter_groups
 from dropbayes.training import InverseDecay, Optimization, fit
-from dropbayes.weight_layers import Prior, parameter_groups
 from tests.training.toys import network, toy
 
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import dropbayes as db
+from dropbayes.layers import parameter_groups
+from dropbayes.layers.precision import Prior
 from dropbayes.training import InverseDecay, Optimization, fit
 from dropbayes.training.objective import negative_elbo
-from dropbayes.weight_layers import parameter_groups
-from dropbayes.weight_layers.precision import Prior
 from tests.training.toys import network, toy
 
 

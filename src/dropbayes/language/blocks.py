@@ -13,10 +13,10 @@ from collections.abc import Iterable
 
 from torch import nn
 
+from dropbayes.layers import weight_layers
 from dropbayes.layers.hooks import adapted_layer, stacked_matrices
+from dropbayes.layers.structure import fan_in
 from dropbayes.runtime.validation import check_count
-from dropbayes.weight_layers import weight_layers
-from dropbayes.weight_layers.structure import fan_in
 
 __all__ = ["adapters", "attention_outputs", "feed_forward_inputs", "heads", "last_blocks"]
 

@@ -1,13 +1,15 @@
-r"""Weight layers that draw their weights from a chosen $q(\omega)$: linear, convolutional, embedding and recurrent.
+r"""The weight layers of a network: their prior as weight decay, and layers that draw their weights from a $q(\omega)$.
 
-Each layer is its torch namesake with a `noise`: the stored weight is the mean of $q$, and evaluation mode computes with
-it. In training mode every row of the batch gets a distinct draw, as in the paper's estimator of the bound, shared by
-all positions of the row (time steps, tokens, pixels); `row_axis=1` tells a layer that its input is time first. An
-interceptor of operations (`dropbayes.predict`) makes evaluation mode random: it intercepts
-`torch.nn.functional.dropout` and `dropbayes.tracing.draw_or_mean`, and supplies their draws.
+Each layer that draws (linear, convolutional, embedding, recurrent) is its torch namesake with a `noise`: the stored
+weight is the mean of $q$, and evaluation mode computes with it. In training mode every row of the batch gets a distinct
+draw, as in the paper's estimator of the bound, shared by all positions of the row (time steps, tokens, pixels);
+`row_axis=1` tells a layer that its input is time first. An interceptor of operations (`dropbayes.predict`) makes
+evaluation mode random: it intercepts `torch.nn.functional.dropout` and `dropbayes.tracing.draw_or_mean`, and supplies
+their draws.
 """
 
 from dropbayes.layers.conversion import add_dropout
+from dropbayes.layers.decay import Decay, decays, kl_coefficients, kl_constant, parameter_groups
 from dropbayes.layers.noise import (
     BernoulliNoise,
     ConcreteNoise,
@@ -15,7 +17,20 @@ from dropbayes.layers.noise import (
     MixtureNoise,
     Noise,
 )
+from dropbayes.layers.precision import Prior, model_precision, optimizer_weight_decay, weight_decay
 from dropbayes.layers.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
+from dropbayes.layers.structure import (
+    DroppedLayer,
+    KeepProbs,
+    input_layers,
+    is_bias,
+    is_weight_layer,
+    keep_probs_by_order,
+    kl_is_weight_decay,
+    matrices,
+    weight_layers,
+)
+from dropbayes.layers.tracing import keep_probs, trace
 from dropbayes.layers.weights import Conv1d, Conv2d, Conv3d, Embedding, Linear, WeightLayer, mask_shape, word_mask
 
 __all__ = [
@@ -27,16 +42,36 @@ __all__ = [
     "Conv1d",
     "Conv2d",
     "Conv3d",
+    "Decay",
+    "DroppedLayer",
     "Embedding",
     "GRUCell",
     "GaussianNoise",
+    "KeepProbs",
     "LSTMCell",
     "Linear",
     "MixtureNoise",
     "Noise",
+    "Prior",
     "RNNCell",
     "WeightLayer",
     "add_dropout",
+    "decays",
+    "input_layers",
+    "is_bias",
+    "is_weight_layer",
+    "keep_probs",
+    "keep_probs_by_order",
+    "kl_coefficients",
+    "kl_constant",
+    "kl_is_weight_decay",
     "mask_shape",
+    "matrices",
+    "model_precision",
+    "optimizer_weight_decay",
+    "parameter_groups",
+    "trace",
+    "weight_decay",
+    "weight_layers",
     "word_mask",
 ]

@@ -30,7 +30,8 @@ from dropbayes.layers.hooks import (
     drop_units,
     stacked_matrices,
 )
-from dropbayes.weight_layers import DroppedLayer, is_bias, keep_probs, matrices, weight_layers
+from dropbayes.layers.structure import DroppedLayer, is_bias, matrices, weight_layers
+from dropbayes.layers.tracing import keep_probs
 
 __all__ = ["add_dropout"]
 

@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from torch.overrides import has_torch_function
 from torch.utils._pytree import PyTree
 
-from dropbayes.weight_layers import is_bias
+from dropbayes.layers.structure import is_bias
 
 __all__ = [
     "GRU",

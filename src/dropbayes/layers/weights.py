@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dropbayes.layers.noise import BernoulliNoise, Noise
+from dropbayes.layers.precision import Prior
 from dropbayes.tracing import draw_or_mean
 from dropbayes.variational import Bernoulli, Family, kl_from_density
 from dropbayes.variational.family import in_full_precision
-from dropbayes.weight_layers.precision import Prior
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "Embedding", "Linear", "WeightLayer", "mask_shape", "word_mask"]
 

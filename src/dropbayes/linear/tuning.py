@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.layers.conversion import add_dropout
+from dropbayes.layers.structure import hook_keep_prob
 from dropbayes.likelihoods import Categorical, Gaussian, Likelihood
 from dropbayes.linear.passes import Linear, linear_plan
 from dropbayes.linear.points import standard_points
 from dropbayes.sampling import Inputs, Sampling, Site, as_inputs, draws, is_stochastic
-from dropbayes.weight_layers.structure import hook_keep_prob
 
 __all__ = ["Tuning", "tune_dropout"]
 

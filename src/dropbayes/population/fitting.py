@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from dropbayes.layers.precision import weight_decay
 from dropbayes.population import randomness
 from dropbayes.population.heads import Head, head_of
 from dropbayes.population.program import ADAM_BETAS, Program, Stack
@@ -27,7 +28,6 @@ from dropbayes.population.records import (
 from dropbayes.population.standardisation import Table, stacked_table
 from dropbayes.runtime.devices import available_device, flush_denormals, tensor_cores
 from dropbayes.runtime.progress import ProgressBar
-from dropbayes.weight_layers.precision import weight_decay
 
 # Finished members stay in the stack until this fraction of it is idle: removing them costs a copy, and on a CUDA device
 # a new graph capture.

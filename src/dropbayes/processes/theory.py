@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
+from dropbayes.layers import decays, is_bias, keep_probs, kl_is_weight_decay, trace, weight_layers
+from dropbayes.layers.precision import Prior, weight_decay
 from dropbayes.predictive import predict
 from dropbayes.processes.exact import exact_process
 from dropbayes.processes.networks import NetworkCovariance
 from dropbayes.runtime.formatting import Printed, Table
 from dropbayes.runtime.validation import check_n_data, check_positive
 from dropbayes.sampling import Sampling, Site, sites
-from dropbayes.weight_layers import decays, is_bias, keep_probs, kl_is_weight_decay, trace, weight_layers
-from dropbayes.weight_layers.precision import Prior, weight_decay
 
 __all__ = ["TheoryReport", "VarianceRatio", "WeightReading", "theory_report", "variance_ratio"]
 

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dropbayes.layers import KeepProbs, keep_probs
+from dropbayes.layers.precision import Prior
 from dropbayes.likelihoods import Gaussian, Likelihood
 from dropbayes.runtime.arrays import Array
 from dropbayes.runtime.devices import available_device
@@ -31,8 +33,6 @@ from dropbayes.training.optimization import (
 )
 from dropbayes.training.rows import Rows, training_rows
 from dropbayes.training.steps import GRAPH_PARAMETERS, ModelNoise, Step, batch_loss, run_epoch
-from dropbayes.weight_layers import KeepProbs, keep_probs
-from dropbayes.weight_layers.precision import Prior
 
 __all__ = ["Progress", "fit"]
 

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dropbayes.layers import Decay, decays, input_layers, kl_is_weight_decay, weight_layers
+from dropbayes.layers.precision import Prior
 from dropbayes.likelihoods import Likelihood
 from dropbayes.runtime.validation import check_n_data
 from dropbayes.variational import Bernoulli, kl_from_density
 from dropbayes.variational.family import in_full_precision
-from dropbayes.weight_layers import Decay, decays, input_layers, kl_is_weight_decay, weight_layers
-from dropbayes.weight_layers.precision import Prior
 
 __all__ = ["Objective", "divergence_of", "kl_divergence", "negative_elbo", "row_misfit"]
 
@@ -52,7 +52,7 @@ def kl_divergence(net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, floa
     Args:
         net: Any network.
         prior: The length-scales.
-        keep_probs: Keep probabilities by module or parameter name: `dropbayes.weight_layers.keep_probs(net, x)` finds
+        keep_probs: Keep probabilities by module or parameter name: `dropbayes.layers.keep_probs(net, x)` finds
             them by tracing an input; by default they are read off the structure.
     """
     return divergence_of(net, prior=prior, keep_probs=keep_probs)()
@@ -127,11 +127,11 @@ def negative_elbo(
     length-scales are 1 and nothing is dropped, that is the log joint density of MAP.
 
     For `Gaussian(precision)` with $D$ outputs it is, term by term, the dropout loss [GG16, eq:L:dropout] under the
-    identities of `dropbayes.weight_layers`:
+    identities of `dropbayes.layers`:
 
     $$\tau \Big( E + \sum_i \lambda_i \|\mathbf M_i\|^2 \Big) + \frac D2 \log \frac{2\pi}{\tau} + \frac CN,$$
 
-    with $C$ of `dropbayes.weight_layers.kl_constant`; for `Categorical` it is $E + \sum_i \lambda_i \|\mathbf M_i\|^2 +
+    with $C$ of `dropbayes.layers.kl_constant`; for `Categorical` it is $E + \sum_i \lambda_i \|\mathbf M_i\|^2 +
     C/N$ with $\tau = 1$. $\tau$ and the length-scales may be tensors that require gradients.
 
     Args:
@@ -141,7 +141,7 @@ def negative_elbo(
         likelihood: $p(\mathbf y \mid \widehat{\mathbf y})$.
         prior: The length-scales.
         n_data: $N$, the number of rows in the whole training set (not the mini-batch).
-        keep_probs: Keep probabilities by module or parameter name, as `dropbayes.weight_layers.keep_probs(net, x)`
+        keep_probs: Keep probabilities by module or parameter name, as `dropbayes.layers.keep_probs(net, x)`
             finds them; by default they are read off the network's structure.
         alpha: The $\alpha$ of an $\alpha$-divergence in [0, 1] (Li and Gal 2017): the misfit of a row is
             $-\tfrac1\alpha \log \tfrac1T \sum_t p(\mathbf y \mid \widehat{\mathbf y}_t)^\alpha$ over the draws of

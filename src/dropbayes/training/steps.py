@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from dropbayes.layers.precision import Prior
 from dropbayes.likelihoods import Gaussian, Likelihood
 from dropbayes.runtime.devices import capture_graph
 from dropbayes.training.objective import divergence_of, row_misfit
 from dropbayes.training.rows import Batch, Rows
-from dropbayes.weight_layers.precision import Prior
 
 __all__ = ["GRAPH_PARAMETERS", "ModelNoise", "Step", "batch_loss", "run_epoch"]
 

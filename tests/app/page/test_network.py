@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 import dropbayes as db
+from dropbayes.layers.precision import Prior
 from dropbayes.sampling.masks import Keys, keep_mask
-from dropbayes.weight_layers.precision import Prior
 from tests.app.page.javascript import call, needs_node
 
 pytestmark = needs_node

@@ -17,10 +17,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
-from dropbayes.tracing import Interception, Recorder, SiteNames
-from dropbayes.tracing.operations import LOOKUPS
-from dropbayes.tracing.views import check_modules
-from dropbayes.weight_layers.structure import (
+from dropbayes.layers.structure import (
     KeepProbs,
     is_bias,
     kl_is_weight_decay,
@@ -29,6 +26,9 @@ from dropbayes.weight_layers.structure import (
     stated_keep_prob,
     weight_layers,
 )
+from dropbayes.tracing import Interception, Recorder, SiteNames
+from dropbayes.tracing.operations import LOOKUPS
+from dropbayes.tracing.views import check_modules
 
 
 @contextlib.contextmanager

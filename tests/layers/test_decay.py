@@ -9,10 +9,18 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import dropbayes
-from dropbayes.layers import BernoulliNoise, GaussianNoise, Linear, MixtureNoise
+from dropbayes.layers import (
+    BernoulliNoise,
+    GaussianNoise,
+    Linear,
+    MixtureNoise,
+    keep_probs,
+    kl_coefficients,
+    kl_constant,
+    parameter_groups,
+)
+from dropbayes.layers.precision import Prior
 from dropbayes.training.objective import kl_divergence
-from dropbayes.weight_layers import keep_probs, kl_coefficients, kl_constant, parameter_groups
-from dropbayes.weight_layers.precision import Prior
 
 
 def decays(net, groups):

@@ -9,11 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from dropbayes.runtime.validation import check_keep_prob, check_n_data, check_number, check_positive
-from dropbayes.tracing.views import check_modules
-from dropbayes.variational.family import binary_entropy, log
-from dropbayes.weight_layers.precision import Prior
-from dropbayes.weight_layers.structure import (
+from dropbayes.layers.precision import Prior
+from dropbayes.layers.structure import (
     DroppedLayer,
     fan_in,
     input_layers,
@@ -28,6 +25,9 @@ from dropbayes.weight_layers.structure import (
     stated_keep_prob,
     weight_layers,
 )
+from dropbayes.runtime.validation import check_keep_prob, check_n_data, check_number, check_positive
+from dropbayes.tracing.views import check_modules
+from dropbayes.variational.family import binary_entropy, log
 
 
 @dataclass(frozen=True)

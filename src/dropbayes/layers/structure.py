@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-from dropbayes.weight_layers.precision import Prior
+from dropbayes.layers.precision import Prior
 
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
@@ -160,7 +160,7 @@ def keep_probs_by_order(net: nn.Module) -> dict[str, float]:
     if guessed and layers:
         warnings.warn(
             f"The order in which {', '.join(guessed)} act on the weight layers is guessed from the order of "
-            "registration. Pass `keep_probs=dropbayes.weight_layers.keep_probs(net, x)`, which traces an input.",
+            "registration. Pass `keep_probs=dropbayes.layers.keep_probs(net, x)`, which traces an input.",
             stacklevel=3,
         )
     return by_layer
@@ -188,7 +188,7 @@ def input_layers(net: nn.Module, prior: Prior, keep_probs: Mapping[str, float] |
     if prior.hidden_length_scale is not None and len(names) > 1 and not is_chain:
         warnings.warn(
             f"Which layers read the input is guessed from the order of registration ({names[0]}). Pass "
-            "`keep_probs=dropbayes.weight_layers.keep_probs(net, x)`, which traces an input.",
+            "`keep_probs=dropbayes.layers.keep_probs(net, x)`, which traces an input.",
             stacklevel=4,
         )
     return frozenset(names[:1])

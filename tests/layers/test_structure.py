@@ -5,9 +5,16 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from dropbayes.layers import BernoulliNoise, GaussianNoise, Linear
+from dropbayes.layers import (
+    BernoulliNoise,
+    DroppedLayer,
+    GaussianNoise,
+    Linear,
+    keep_probs_by_order,
+    kl_is_weight_decay,
+    weight_layers,
+)
 from dropbayes.layers.recurrent import LSTM
-from dropbayes.weight_layers import DroppedLayer, keep_probs_by_order, kl_is_weight_decay, weight_layers
 
 
 class Gate(nn.Module):

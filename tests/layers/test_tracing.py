@@ -6,11 +6,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from dropbayes.layers import BernoulliNoise, Conv2d, Embedding, Linear
+from dropbayes.layers import BernoulliNoise, Conv2d, Embedding, Linear, Prior, keep_probs, trace
 from dropbayes.layers.conversion import add_dropout
 from dropbayes.layers.recurrent import LSTM
 from dropbayes.processes import theory_report
-from dropbayes.weight_layers import Prior, keep_probs, trace
 
 
 class Shared(nn.Module):
