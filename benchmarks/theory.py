@@ -21,12 +21,10 @@ import torch
 from torch import nn
 
 from benchmarks import history
-from dropbayes.layers import BernoulliNoise, Linear
-from dropbayes.layers.precision import Prior
+from dropbayes.layers import Bernoulli, BernoulliNoise, Concrete, Linear, Mixture, Prior, multiplicative_gaussian
 from dropbayes.layers.recurrent import LSTM
 from dropbayes.likelihoods import Gaussian, predictive_log_density
 from dropbayes.training.objective import negative_elbo
-from dropbayes.variational import Bernoulli, Concrete, Mixture, multiplicative_gaussian
 
 ROWS, UNITS = 256, 1024
 

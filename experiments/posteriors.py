@@ -18,9 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dropbayes.layers import BernoulliNoise, GaussianNoise, Linear, MixtureNoise
+from dropbayes.layers import BernoulliNoise, GaussianNoise, Linear, MixtureNoise, Prior
 from dropbayes.layers.noise import Noise
-from dropbayes.layers.precision import Prior
 from dropbayes.likelihoods import Gaussian
 from dropbayes.processes import exact_process, process_of
 from dropbayes.runtime.devices import cpu_threads

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dropbayes.layers.precision import Prior
+from dropbayes.layers import Prior
 from dropbayes.layers.recurrent import LSTM
 from dropbayes.likelihoods import Gaussian
 from dropbayes.predictive import predict

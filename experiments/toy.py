@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dropbayes.layers import ConcreteNoise, Linear
-from dropbayes.layers.precision import Prior, model_precision
+from dropbayes.layers import ConcreteNoise, Linear, Prior, model_precision
 from dropbayes.likelihoods import Gaussian, HeteroscedasticGaussian
 from dropbayes.predictive import Prediction, predict
 from dropbayes.runtime.devices import cpu_threads

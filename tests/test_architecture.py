@@ -19,7 +19,6 @@ TESTS = pathlib.Path(__file__).parent
 RANK = {
     "runtime": -1,  # below zero: nothing of the mathematics
     "likelihoods": 0,
-    "variational": 0,
     "tracing": 1,
     "scores": 1,
     "decisions": 2,

@@ -22,7 +22,7 @@ GROUPS = {
         "app.serving", "app.distributed",
     ],
     "The theory": [
-        "variational", "layers", "processes",
+        "layers", "processes",
     ],
     "Judging and acting": [
         "scores", "scores.information", "calibration", "calibration.conformal", "decisions", "decisions.acquisition",

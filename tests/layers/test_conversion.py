@@ -12,9 +12,8 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import dropbayes
-from dropbayes.layers import BernoulliNoise, Conv2d, keep_probs, keep_probs_by_order, kl_coefficients
+from dropbayes.layers import BernoulliNoise, Conv2d, Prior, keep_probs, keep_probs_by_order, kl_coefficients
 from dropbayes.layers.conversion import add_dropout
-from dropbayes.layers.precision import Prior
 
 
 @pytest.fixture(autouse=True)

@@ -14,12 +14,12 @@ from dropbayes.layers import (
     GaussianNoise,
     Linear,
     MixtureNoise,
+    Prior,
     keep_probs,
     kl_coefficients,
     kl_constant,
     parameter_groups,
 )
-from dropbayes.layers.precision import Prior
 from dropbayes.training.objective import kl_divergence
 
 

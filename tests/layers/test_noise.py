@@ -13,13 +13,13 @@ from dropbayes.layers import (
     ConcreteNoise,
     GaussianNoise,
     Linear,
+    Mixture,
     MixtureNoise,
+    Prior,
 )
-from dropbayes.layers.precision import Prior
 from dropbayes.likelihoods import Gaussian
 from dropbayes.sampling import Sampling
 from dropbayes.training.objective import negative_elbo
-from dropbayes.variational import Mixture
 
 DTYPE = torch.float64
 

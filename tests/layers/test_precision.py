@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from dropbayes.layers.precision import Prior, model_precision, optimizer_weight_decay, weight_decay
+from dropbayes.layers import Prior, model_precision, optimizer_weight_decay, weight_decay
 
 
 def test_precision_and_weight_decay_are_inverse_to_each_other():

@@ -9,8 +9,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import dropbayes
-from dropbayes.layers import kl_coefficients
-from dropbayes.layers.precision import Prior
+from dropbayes.layers import Prior, kl_coefficients
 from dropbayes.layers.recurrent import GRU, LSTM, RNN
 from dropbayes.sampling import Sampling
 

@@ -8,17 +8,18 @@ import torch
 from torch import nn
 
 from dropbayes.layers import (
+    Bernoulli,
     BernoulliNoise,
+    DiagonalGaussian,
     Linear,
+    Prior,
     kl_coefficients,
     parameter_groups,
 )
-from dropbayes.layers.precision import Prior
 from dropbayes.likelihoods import Gaussian
 from dropbayes.training.objective import kl_divergence, negative_elbo
-from dropbayes.variational import Bernoulli, DiagonalGaussian
+from tests.layers.families import kl_monte_carlo
 from tests.layers.noises import DTYPE, NOISES, layers
-from tests.variational.samples import kl_monte_carlo
 
 
 @pytest.fixture(autouse=True)

@@ -17,8 +17,8 @@ from dropbayes.layers import (
     GaussianNoise,
     Linear,
     MixtureNoise,
+    Prior,
 )
-from dropbayes.layers.precision import Prior
 from dropbayes.sampling import Sampling
 from dropbayes.tracing import draw_or_mean
 from tests.layers.noises import DTYPE, NOISES, layers

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dropbayes.layers.precision import weight_decay
+from dropbayes.layers import weight_decay
 from dropbayes.population import (
     Member,
     Task,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from dropbayes.layers.precision import Prior
+from dropbayes.layers import Prior
 from dropbayes.processes import exact_process, networks, prior_draws, process_of, variance_ratio
 
 PRIOR = Prior(length_scale=1.4, bias_length_scale=2.0, hidden_length_scale="fan_in")

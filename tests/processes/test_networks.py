@@ -7,7 +7,7 @@ import scipy.integrate
 import torch
 from torch import nn
 
-from dropbayes.layers.precision import Prior
+from dropbayes.layers import Prior
 from dropbayes.processes import Deep, Identity, ReLU, TanH, exact_process, process_of
 
 X = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from dropbayes.layers import Linear, MixtureNoise, keep_probs, kl_coefficients
+from dropbayes.layers import Linear, MixtureNoise, Prior, keep_probs, kl_coefficients
 from dropbayes.layers.conversion import add_dropout
-from dropbayes.layers.precision import Prior
 from dropbayes.likelihoods import Gaussian
 from dropbayes.processes import process_of
 from dropbayes.processes.theory import theory_report, variance_ratio

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from dropbayes.layers.precision import Prior
+from dropbayes.layers import Prior
 
 DTYPE = torch.float64
 

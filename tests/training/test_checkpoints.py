@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import dropbayes as db
-from dropbayes.layers.precision import Prior
+from dropbayes.layers import Prior
 from dropbayes.training import EarlyStopping, Objective, Optimization, checkpoints, fit
 from tests.training.toys import network, toy
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from dropbayes.layers.precision import Prior
+from dropbayes.layers import Prior
 from dropbayes.likelihoods import Categorical, Gaussian
 from dropbayes.training import Objective, Optimization, fit
 from dropbayes.training.steps import ModelNoise

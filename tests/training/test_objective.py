@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dropbayes.layers import GaussianNoise, Linear, kl_constant
-from dropbayes.layers.precision import Prior, weight_decay
+from dropbayes.layers import GaussianNoise, Linear, Prior, kl_constant, weight_decay
 from dropbayes.likelihoods import Categorical, Gaussian
 from dropbayes.training.objective import divergence_of, kl_divergence, negative_elbo
 from tests.training.small_networks import DTYPE, PRIOR, net_and_data

@@ -15,10 +15,10 @@ from dropbayes.layers import (
     GaussianNoise,
     Linear,
     MixtureNoise,
+    Prior,
     kl_constant,
     parameter_groups,
 )
-from dropbayes.layers.precision import Prior
 from dropbayes.likelihoods import Categorical, Gaussian, predictive_log_density
 from dropbayes.processes import exact_process, process_of
 from dropbayes.training import Optimization, fit

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 import dropbayes as db
-from dropbayes.layers import parameter_groups
-from dropbayes.layers.precision import Prior
+from dropbayes.layers import Prior, parameter_groups
 from dropbayes.training import InverseDecay, Optimization, fit
 from dropbayes.training.objective import negative_elbo
 from tests.training.toys import network, toy

@@ -1,4 +1,4 @@
-r"""The weight layers of a network: their prior as weight decay, and layers that draw their weights from a $q(\omega)$.
+r"""The weight layers of a network: their prior as weight decay, the distributions $q(\omega)$, and layers that draw.
 
 Each layer that draws (linear, convolutional, embedding, recurrent) is its torch namesake with a `noise`: the stored
 weight is the mean of $q$, and evaluation mode computes with it. In training mode every row of the batch gets a distinct
@@ -8,15 +8,12 @@ evaluation mode random: it intercepts `torch.nn.functional.dropout` and `dropbay
 their draws.
 """
 
+from dropbayes.layers.bernoulli import Bernoulli, Concrete, kl_from_density
 from dropbayes.layers.conversion import add_dropout
 from dropbayes.layers.decay import Decay, decays, kl_coefficients, kl_constant, parameter_groups
-from dropbayes.layers.noise import (
-    BernoulliNoise,
-    ConcreteNoise,
-    GaussianNoise,
-    MixtureNoise,
-    Noise,
-)
+from dropbayes.layers.family import Family
+from dropbayes.layers.gaussians import DiagonalGaussian, Mixture, multiplicative_gaussian
+from dropbayes.layers.noise import BernoulliNoise, ConcreteNoise, GaussianNoise, MixtureNoise, Noise
 from dropbayes.layers.precision import Prior, model_precision, optimizer_weight_decay, weight_decay
 from dropbayes.layers.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from dropbayes.layers.structure import (
@@ -37,19 +34,24 @@ __all__ = [
     "GRU",
     "LSTM",
     "RNN",
+    "Bernoulli",
     "BernoulliNoise",
+    "Concrete",
     "ConcreteNoise",
     "Conv1d",
     "Conv2d",
     "Conv3d",
     "Decay",
+    "DiagonalGaussian",
     "DroppedLayer",
     "Embedding",
+    "Family",
     "GRUCell",
     "GaussianNoise",
     "KeepProbs",
     "LSTMCell",
     "Linear",
+    "Mixture",
     "MixtureNoise",
     "Noise",
     "Prior",
@@ -64,10 +66,12 @@ __all__ = [
     "keep_probs_by_order",
     "kl_coefficients",
     "kl_constant",
+    "kl_from_density",
     "kl_is_weight_decay",
     "mask_shape",
     "matrices",
     "model_precision",
+    "multiplicative_gaussian",
     "optimizer_weight_decay",
     "parameter_groups",
     "trace",

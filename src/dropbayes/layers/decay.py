@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from dropbayes.layers.family import binary_entropy, log
 from dropbayes.layers.precision import Prior
 from dropbayes.layers.structure import (
     DroppedLayer,
@@ -27,7 +28,6 @@ from dropbayes.layers.structure import (
 )
 from dropbayes.runtime.validation import check_keep_prob, check_n_data, check_number, check_positive
 from dropbayes.tracing.views import check_modules
-from dropbayes.variational.family import binary_entropy, log
 
 
 @dataclass(frozen=True)

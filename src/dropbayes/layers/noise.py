@@ -9,9 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dropbayes.layers.bernoulli import Bernoulli, Concrete
+from dropbayes.layers.family import Family
+from dropbayes.layers.gaussians import DiagonalGaussian, Mixture, multiplicative_gaussian
 from dropbayes.runtime.validation import check_count, check_positive
 from dropbayes.tracing import draw_or_mean
-from dropbayes.variational import Bernoulli, Concrete, DiagonalGaussian, Family, Mixture, multiplicative_gaussian
 
 __all__ = ["BernoulliNoise", "ConcreteNoise", "GaussianNoise", "MixtureNoise", "Noise"]
 
@@ -178,7 +180,7 @@ class MixtureNoise(Noise):
     r"""A mixture of $L$ Gaussians per unit, all learned: probabilities, means, deviations and low-rank factors.
 
     The stored weight is the mean of the first component; the others start at small random values; dropout's second
-    one is 0. Draws are relaxed in training (see `variational.Mixture`), which gives the probabilities their
+    one is 0. Draws are relaxed in training (see `Mixture`), which gives the probabilities their
     gradient, and draws of the mixture itself in prediction. A bias is Gaussian, with one learned $\sigma$ for the layer
     [GG16, eq:variaitonal_dist_3].
 

@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dropbayes.layers.bernoulli import Bernoulli, kl_from_density
+from dropbayes.layers.family import Family, in_full_precision
 from dropbayes.layers.noise import BernoulliNoise, Noise
 from dropbayes.layers.precision import Prior
 from dropbayes.tracing import draw_or_mean
-from dropbayes.variational import Bernoulli, Family, kl_from_density
-from dropbayes.variational.family import in_full_precision
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "Embedding", "Linear", "WeightLayer", "mask_shape", "word_mask"]
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from dropbayes.layers.precision import weight_decay
+from dropbayes.layers import weight_decay
 from dropbayes.population import randomness
 from dropbayes.population.heads import Head, head_of
 from dropbayes.population.program import ADAM_BETAS, Program, Stack

@@ -22,8 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from dropbayes.layers import decays
-from dropbayes.layers.precision import Prior
+from dropbayes.layers import Prior, decays
 from dropbayes.layers.structure import stated_keep_prob
 from dropbayes.processes.covariances import Erf, Identity, Layer, Quadrature, ReLU, Sigmoid, TanH
 from dropbayes.processes.pairs import Covariance, Pairs

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
-from dropbayes.layers import decays, is_bias, keep_probs, kl_is_weight_decay, trace, weight_layers
-from dropbayes.layers.precision import Prior, weight_decay
+from dropbayes.layers import Prior, decays, is_bias, keep_probs, kl_is_weight_decay, trace, weight_decay, weight_layers
 from dropbayes.predictive import predict
 from dropbayes.processes.exact import exact_process
 from dropbayes.processes.networks import NetworkCovariance

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dropbayes.layers import KeepProbs, keep_probs
-from dropbayes.layers.precision import Prior
+from dropbayes.layers import KeepProbs, Prior, keep_probs
 from dropbayes.likelihoods import Gaussian, Likelihood
 from dropbayes.runtime.arrays import Array
 from dropbayes.runtime.devices import available_device

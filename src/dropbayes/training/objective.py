@@ -11,12 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dropbayes.layers import Decay, decays, input_layers, kl_is_weight_decay, weight_layers
-from dropbayes.layers.precision import Prior
+from dropbayes.layers import (
+    Bernoulli,
+    Decay,
+    Prior,
+    decays,
+    input_layers,
+    kl_from_density,
+    kl_is_weight_decay,
+    weight_layers,
+)
+from dropbayes.layers.family import in_full_precision
 from dropbayes.likelihoods import Likelihood
 from dropbayes.runtime.validation import check_n_data
-from dropbayes.variational import Bernoulli, kl_from_density
-from dropbayes.variational.family import in_full_precision
 
 __all__ = ["Objective", "divergence_of", "kl_divergence", "negative_elbo", "row_misfit"]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from dropbayes.layers.precision import Prior
+from dropbayes.layers import Prior
 from dropbayes.likelihoods import Gaussian, Likelihood
 from dropbayes.runtime.devices import capture_graph
 from dropbayes.training.objective import divergence_of, row_misfit

@@ -7,7 +7,7 @@ import pytest
 
 from dropbayes.app.cli.explaining import facts
 from dropbayes.app.models.model import load
-from dropbayes.layers.precision import model_precision
+from dropbayes.layers import model_precision
 from tests.command_line import column, rows_of, run
 
 

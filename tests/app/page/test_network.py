@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import dropbayes as db
-from dropbayes.layers.precision import Prior
+from dropbayes.layers import Prior
 from dropbayes.sampling.masks import Keys, keep_mask
 from tests.app.page.javascript import call, needs_node
 

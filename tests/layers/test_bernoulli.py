@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
-from dropbayes.variational import Bernoulli, Concrete, DiagonalGaussian, kl_from_density
-from tests.variational.samples import DTYPE, kl_monte_carlo, matrix
+from dropbayes.layers import Bernoulli, Concrete, DiagonalGaussian, kl_from_density
+from tests.layers.families import DTYPE, kl_monte_carlo, matrix
 
 
 def test_reparametrisation_is_the_papers_line():

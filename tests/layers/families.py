@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from dropbayes.variational import Bernoulli, Concrete, DiagonalGaussian, Mixture, multiplicative_gaussian
+from dropbayes.layers import Bernoulli, Concrete, DiagonalGaussian, Mixture, multiplicative_gaussian
 
 DTYPE = torch.float64
 

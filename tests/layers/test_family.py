@@ -6,14 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import distributions as td
 
-from dropbayes.variational import (
+from dropbayes.layers import (
     Bernoulli,
     Concrete,
     DiagonalGaussian,
     Mixture,
     multiplicative_gaussian,
 )
-from tests.variational.samples import (
+from tests.layers.families import (
     DTYPE,
     NAMES,
     WITH_DENSITY,

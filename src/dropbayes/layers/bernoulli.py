@@ -10,16 +10,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from dropbayes.layers.family import LOG_2_PI, Family, binary_entropy, log, normal_like, uniform_like
+from dropbayes.layers.gaussians import DiagonalGaussian
 from dropbayes.runtime.validation import check_keep_prob, check_positive
-from dropbayes.variational.family import (
-    LOG_2_PI,
-    Family,
-    binary_entropy,
-    log,
-    normal_like,
-    uniform_like,
-)
-from dropbayes.variational.gaussian import DiagonalGaussian
 
 __all__ = ["Bernoulli", "Concrete", "kl_from_density"]
 
