@@ -72,26 +72,45 @@ def _is_random(layer: nn.Module, x: PyTree) -> bool:
 # --- the steps -----------------------------------------------------------------------------------------------------
 
 
-def _lstm_step(gates: Tensor, state: tuple[Tensor, ...], project: Any) -> tuple[Tensor, ...]:
-    _, c = state
-    enter, forget, content, leave = gates.chunk(4, -1)
-    c = torch.sigmoid(forget) * c + torch.sigmoid(enter) * torch.tanh(content)
-    return project(torch.sigmoid(leave) * torch.tanh(c)), c
+def _unchanged(h: Tensor) -> Tensor:
+    return h
 
 
-def _gru_step(gates: Tensor, recurrent_gates: Tensor, h: Tensor) -> Tensor:
-    reset, update, content = gates.chunk(3, -1)
-    # Only the factors of weights are masked: the carried-over state below is not.
-    reset_h, update_h, content_h = recurrent_gates.chunk(3, -1)
-    z = torch.sigmoid(update + update_h)
-    return (1 - z) * torch.tanh(content + torch.sigmoid(reset + reset_h) * content_h) + z * h
+class _LSTMStep:
+    n_states = 2
+
+    def _step(self, gates: Tensor, recurrent: Tensor, state: tuple[Tensor, ...], project: Any) -> tuple[Tensor, ...]:
+        enter, forget, content, leave = (gates + recurrent).chunk(4, -1)
+        c = torch.sigmoid(forget) * state[1] + torch.sigmoid(enter) * torch.tanh(content)
+        return project(torch.sigmoid(leave) * torch.tanh(c)), c
 
 
-class _Dropped(nn.Module):
+class _GRUStep:
+    def _step(self, gates: Tensor, recurrent: Tensor, state: tuple[Tensor, ...], project: Any) -> tuple[Tensor, ...]:
+        reset, update, content = gates.chunk(3, -1)
+        # Only the factors of weights are masked: the carried-over state below is not.
+        reset_h, update_h, content_h = recurrent.chunk(3, -1)
+        z = torch.sigmoid(update + update_h)
+        return ((1 - z) * torch.tanh(content + torch.sigmoid(reset + reset_h) * content_h) + z * state[0],)
+
+
+class _RNNStep:
+    nonlinearity: str
+
+    def _step(self, gates: Tensor, recurrent: Tensor, state: tuple[Tensor, ...], project: Any) -> tuple[Tensor, ...]:
+        return ((torch.tanh if self.nonlinearity == "tanh" else torch.relu)(gates + recurrent),)
+
+
+class _Dropped(nn.Module, ABC):
     """The two drop probabilities of a recurrent layer, and the keep probabilities they imply for its parameters."""
 
     drop_prob: float
     recurrent_drop_prob: float
+    n_states = 1
+
+    @abstractmethod
+    def _step(self, gates: Tensor, recurrent: Tensor, state: tuple[Tensor, ...], project: Any) -> tuple[Tensor, ...]:
+        """The next state from the projected input, the recurrent product and the state; `h`, projected, comes first."""
 
     def __init__(
         self, *args: Any, drop_prob: float = 0.1, recurrent_drop_prob: float | None = None, **kwargs: Any
@@ -129,10 +148,8 @@ class _Dropped(nn.Module):
 # --- layers over sequences -----------------------------------------------------------------------------------------
 
 
-class _Recurrence(_Dropped, nn.RNNBase, ABC):
+class _Recurrence(_Dropped, nn.RNNBase):
     """The base of the layers: masks, stacked layers, directions; the parameters are those of the torch namesake."""
-
-    n_states = 1
 
     def forward(self, input: Any, hx: Any = None) -> PyTree:
         if not _is_random(self, self.weight_ih_l0):
@@ -140,10 +157,6 @@ class _Recurrence(_Dropped, nn.RNNBase, ABC):
         alone = self.n_states == 1  # torch then takes and returns the state itself, not a tuple
         output, states = self._forward(input, (hx,) if alone and hx is not None else hx)
         return output, states[0] if alone else states
-
-    @abstractmethod
-    def _step(self, gates: Tensor, recurrent: Any, state: tuple[Tensor, ...], project: Any) -> tuple[Tensor, ...]:
-        """The next state from the projected input, the recurrent product and the state; `h` comes first."""
 
     def _run(self, x: Tensor, states: tuple[Tensor, ...], lengths: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Maps `x` and states `[layer x direction, row, hidden]` to outputs in the layout of `x` and final states."""
@@ -170,14 +183,17 @@ class _Recurrence(_Dropped, nn.RNNBase, ABC):
             ones = ones[..., None].expand(-1, -1, width)
             return _mask(self, key + suffix, ones, self.recurrent_drop_prob).squeeze(time_axis)
 
-        gates = F.linear(x, self._get(f"weight_ih{suffix}"), self._get(f"bias_ih{suffix}")).movedim(time_axis, 0)
-        mask = state_mask("state", state[0].shape[-1])
-        weight, bias = self._get(f"weight_hh{suffix}"), self._get(f"bias_hh{suffix}")
-        project = self._projection(suffix, state_mask)
+        weights = [getattr(self, f"weight_{kind}{suffix}") for kind in ("ih", "hh")]
+        biases = [getattr(self, f"bias_{kind}{suffix}", None) for kind in ("ih", "hh")]
+        gates = F.linear(x, weights[0], biases[0]).movedim(time_axis, 0)
+        mask, project = state_mask("state", state[0].shape[-1]), _unchanged
+        if self.proj_size:  # a matrix from the cell's output to the state, with dropped inputs
+            dropped, matrix = state_mask("projection", self.hidden_size), getattr(self, f"weight_hr{suffix}")
+            project = lambda h: F.linear(h * dropped, matrix)  # noqa: E731
         reverse = suffix.endswith("_reverse")
         outputs: list[Tensor] = []
         for time in reversed(range(len(gates))) if reverse else range(len(gates)):
-            step = self._step(gates[time], F.linear(state[0] * mask, weight, bias), state, project)
+            step = self._step(gates[time], F.linear(state[0] * mask, weights[1], biases[1]), state, project)
             if lengths is not None:  # a sequence that has ended (in reverse: not begun) keeps its state
                 inside = (time < lengths)[:, None]
                 step = tuple(torch.where(inside, new, old) for new, old in zip(step, state, strict=True))
@@ -185,19 +201,13 @@ class _Recurrence(_Dropped, nn.RNNBase, ABC):
             outputs.append(state[0])
         return torch.stack(outputs[::-1] if reverse else outputs, time_axis), state
 
-    def _projection(self, suffix: str, state_mask: Any) -> Any:
-        """The map from a cell's output to the state: the identity, or a weight matrix with dropped inputs."""
-        if not self.proj_size:
-            return lambda h: h
-        mask, weight = state_mask("projection", self.hidden_size), self._get(f"weight_hr{suffix}")
-        return lambda h: F.linear(h * mask, weight)
-
-    def _get(self, name: str) -> Any:
-        return getattr(self, name) if name.startswith("weight") or self.bias else None
-
     def _forward(self, x: PyTree, states: tuple[Tensor, ...] | None) -> tuple[Any, tuple[Tensor, ...]]:
         if isinstance(x, PackedSequence):
-            return self._run_packed(x, states)
+            padded, lengths = pad_packed_sequence(x, batch_first=self.batch_first)
+            states = self._states(padded, len(lengths), states)
+            output, states = self._run(padded, states, lengths.to(padded.device))
+            is_sorted = x.sorted_indices is None
+            return pack_padded_sequence(output, lengths, self.batch_first, enforce_sorted=is_sorted), states
         if not isinstance(x, Tensor):
             raise TypeError(f"`input` must be a tensor or a PackedSequence; got {type(x).__name__}.")
         batch_axis = 0 if self.batch_first else 1
@@ -206,14 +216,6 @@ class _Recurrence(_Dropped, nn.RNNBase, ABC):
             output, states = self._forward(x.unsqueeze(batch_axis), states)
             return output.squeeze(batch_axis), tuple(s.squeeze(1) for s in states)
         return self._run(x, self._states(x, x.shape[batch_axis], states), None)
-
-    def _run_packed(self, x: PackedSequence, states: tuple[Tensor, ...] | None) -> tuple[Any, tuple[Tensor, ...]]:
-        padded, lengths = pad_packed_sequence(x, batch_first=self.batch_first)
-        states = self._states(padded, len(lengths), states)
-        output, states = self._run(padded, states, lengths.to(padded.device))
-        is_sorted = x.sorted_indices is None
-        packed = pack_padded_sequence(output, lengths, batch_first=self.batch_first, enforce_sorted=is_sorted)
-        return packed, states
 
     def _states(self, x: Tensor, n_rows: int, states: tuple[Tensor, ...] | None) -> tuple[Tensor, ...]:
         n_cells = self.num_layers * (2 if self.bidirectional else 1)
@@ -226,7 +228,7 @@ class _Recurrence(_Dropped, nn.RNNBase, ABC):
         return tuple(states)
 
 
-class LSTM(_Recurrence, nn.LSTM):
+class LSTM(_LSTMStep, _Recurrence, nn.LSTM):
     r"""`nn.LSTM` with one dropout mask per sequence for the inputs of every layer and one for its recurrent state.
 
     All gates share a unit's mask (the paper's tied weights), so a draw is $\mathbf z \mathbf M$ on the stacked matrices
@@ -245,30 +247,19 @@ class LSTM(_Recurrence, nn.LSTM):
         (torch.Size([2, 5, 4]), torch.Size([1, 2, 4]))
     """
 
-    n_states = 2
 
-    def _step(self, gates: Tensor, recurrent: Any, state: tuple[Tensor, ...], project: Any) -> tuple[Tensor, ...]:
-        return _lstm_step(gates + recurrent, state, project)
-
-
-class GRU(_Recurrence, nn.GRU):
+class GRU(_GRUStep, _Recurrence, nn.GRU):
     r"""`nn.GRU` with one dropout mask per sequence for the inputs of every layer and one for its recurrent state.
 
     Arguments as for `nn.GRU`, with `drop_prob` and `recurrent_drop_prob` as for `LSTM`.
     """
 
-    def _step(self, gates: Tensor, recurrent: Any, state: tuple[Tensor, ...], project: Any) -> tuple[Tensor, ...]:
-        return (_gru_step(gates, recurrent, state[0]),)
 
-
-class RNN(_Recurrence, nn.RNN):
+class RNN(_RNNStep, _Recurrence, nn.RNN):
     r"""`nn.RNN` with one dropout mask per sequence for the inputs of every layer and one for its recurrent state.
 
     Arguments as for `nn.RNN`, with `drop_prob` and `recurrent_drop_prob` as for `LSTM`.
     """
-
-    def _step(self, gates: Tensor, recurrent: Any, state: tuple[Tensor, ...], project: Any) -> tuple[Tensor, ...]:
-        return ((torch.tanh if self.nonlinearity == "tanh" else torch.relu)(gates + recurrent),)
 
 
 # --- cells ---------------------------------------------------------------------------------------------------------
@@ -281,43 +272,26 @@ class _Cell(_Dropped, nn.RNNCellBase):
     new one.
     """
 
-    def _gates(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        """The products with the input and with the recurrent state, each dropped."""
-        x = x * _mask(self, "input", torch.ones_like(x), self.drop_prob)
-        h = h * _mask(self, "state", torch.ones_like(h), self.recurrent_drop_prob)
-        return F.linear(x, self.weight_ih, self.bias_ih), F.linear(h, self.weight_hh, self.bias_hh)
+    def forward(self, input: Tensor, hx: Any = None) -> Any:
+        if not _is_random(self, input):
+            return super().forward(input, hx)
+        alone = self.n_states == 1  # torch then takes and returns the state itself, not a tuple
+        zeros = input.new_zeros(*input.shape[:-1], self.hidden_size)
+        state = (zeros,) * self.n_states if hx is None else (hx,) if alone else hx
+        x = input * _mask(self, "input", torch.ones_like(input), self.drop_prob)
+        h = state[0] * _mask(self, "state", torch.ones_like(state[0]), self.recurrent_drop_prob)
+        gates, recurrent = F.linear(x, self.weight_ih, self.bias_ih), F.linear(h, self.weight_hh, self.bias_hh)
+        state = self._step(gates, recurrent, state, _unchanged)
+        return state[0] if alone else state
 
-    def _zeros(self, x: Tensor) -> Tensor:
-        return x.new_zeros(*x.shape[:-1], self.hidden_size)
 
-
-class LSTMCell(_Cell, nn.LSTMCell):
+class LSTMCell(_LSTMStep, _Cell, nn.LSTMCell):
     """`nn.LSTMCell` with dropout on its input and recurrent state; under `add_dropout` a mask lasts a sequence."""
 
-    def forward(self, input: Tensor, hx: Any = None) -> tuple[Tensor, Tensor]:
-        if not _is_random(self, input):
-            return nn.LSTMCell.forward(self, input, hx)
-        h, c = (self._zeros(input),) * 2 if hx is None else hx
-        gates, recurrent = self._gates(input, h)
-        h, c = _lstm_step(gates + recurrent, (h, c), lambda h: h)
-        return h, c
 
-
-class GRUCell(_Cell, nn.GRUCell):
+class GRUCell(_GRUStep, _Cell, nn.GRUCell):
     """`nn.GRUCell` with dropout on its input and recurrent state; under `add_dropout` a mask lasts a sequence."""
 
-    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
-        if not _is_random(self, input):
-            return nn.GRUCell.forward(self, input, hx)
-        h = self._zeros(input) if hx is None else hx
-        return _gru_step(*self._gates(input, h), h)
 
-
-class RNNCell(_Cell, nn.RNNCell):
+class RNNCell(_RNNStep, _Cell, nn.RNNCell):
     """`nn.RNNCell` with dropout on its input and recurrent state; under `add_dropout` a mask lasts a sequence."""
-
-    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
-        if not _is_random(self, input):
-            return nn.RNNCell.forward(self, input, hx)
-        gates, recurrent = self._gates(input, self._zeros(input) if hx is None else hx)
-        return (torch.tanh if self.nonlinearity == "tanh" else torch.relu)(gates + recurrent)
