@@ -18,8 +18,6 @@ from dropbayes.layers.hooks import adapted_layer, stacked_matrices
 from dropbayes.layers.structure import fan_in
 from dropbayes.runtime.validation import check_count
 
-__all__ = ["adapters", "attention_outputs", "feed_forward_inputs", "heads", "last_blocks"]
-
 # The names that transformers gives to classes and layers.
 _ATTENTION = re.compile(r"(Attention|Attn)\w{0,3}$")
 _MIXING = re.compile(r"(Attention|Attn)\w{0,3}$|Mixer|Mamba|DeltaNet|Recurrent|ShortConv|SSM|TimeMix")

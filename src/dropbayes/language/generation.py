@@ -32,8 +32,6 @@ from dropbayes.sampling import Sampling, derived_seed
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["DrawnTexts", "Generation", "generate"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Generation(TextUncertainty):

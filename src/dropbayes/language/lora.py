@@ -25,8 +25,6 @@ from dropbayes.layers.hooks import adapted_layer
 from dropbayes.runtime.validation import needed_for
 from dropbayes.sampling import Sampling, function_draw, sites
 
-__all__ = ["export_adapters"]
-
 
 def export_adapters(
     model: Any, folder: str | os.PathLike[str], *, n_draws: int = 8, seed: int = 0, x: PyTree = None

@@ -17,8 +17,6 @@ from dropbayes.language.uncertainty import TextUncertainty, TokenUncertainty, Un
 from dropbayes.runtime.validation import check_count
 from dropbayes.sampling import Keys, Sampling
 
-__all__ = ["score"]
-
 Text = str | Sequence[str] | Tensor | Mapping[str, Tensor]
 """Texts with a tokenizer, token ids `[row, token]`, or the output of the tokenizer."""
 

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.text import Text
 
-__all__ = ["ShadedText"]
-
 # Terminal styles, each more prominent than the one before on a black and on a white background.
 _LEVELS = ("underline", "#111111 on #c9ae93", "#111111 on #eb9a55", "bold #111111 on #ff6a00")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")

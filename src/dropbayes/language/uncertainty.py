@@ -34,8 +34,6 @@ from dropbayes.sampling import evaluation_output
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["SequenceUncertainty", "TextUncertainty", "entailment", "semantic_entropy"]
-
 
 @dataclass(frozen=True)
 class SequenceUncertainty:

@@ -14,8 +14,6 @@ from dropbayes.layers.family import LOG_2_PI, Family, binary_entropy, log, norma
 from dropbayes.layers.gaussians import DiagonalGaussian
 from dropbayes.runtime.validation import check_keep_prob, check_positive
 
-__all__ = ["Bernoulli", "Concrete", "kl_from_density"]
-
 
 @dataclass(frozen=True, eq=False)
 class Bernoulli(Family):

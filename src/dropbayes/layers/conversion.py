@@ -33,8 +33,6 @@ from dropbayes.layers.hooks import (
 from dropbayes.layers.structure import DroppedLayer, is_bias, matrices, weight_layers
 from dropbayes.layers.tracing import keep_probs
 
-__all__ = ["add_dropout"]
-
 # The layers that get masks of their own for a whole sequence, and the classes they become.
 _RECURRENT: dict[type[nn.Module], type[nn.Module]] = {
     nn.LSTM: recurrent.LSTM,

@@ -17,18 +17,6 @@ from typing import Self
 import torch
 from torch import Tensor
 
-__all__ = [
-    "LOG_2_PI",
-    "Family",
-    "binary_entropy",
-    "check_stds",
-    "in_full_precision",
-    "log",
-    "normal_like",
-    "safe_sqrt",
-    "uniform_like",
-]
-
 LOG_2_PI = math.log(2 * math.pi)
 
 

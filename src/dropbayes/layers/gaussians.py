@@ -10,9 +10,6 @@ from torch import Tensor
 from dropbayes.layers.family import LOG_2_PI, Family, check_stds, log, normal_like, safe_sqrt, uniform_like
 from dropbayes.runtime.validation import check_positive
 
-__all__ = ["DiagonalGaussian", "Mixture", "multiplicative_gaussian"]
-
-
 SMALLEST_WEIGHT = 1e-6
 r"""Multiplicative noise on a weight below this is that of a weight of this size: at 0 its KL would be infinite."""
 

@@ -16,19 +16,6 @@ from torch.utils._pytree import PyTree
 from dropbayes.layers.weights import mask_shape, word_mask
 from dropbayes.tracing.operations import Arguments, NamedArguments
 
-__all__ = [
-    "AdapterDropout",
-    "AttachedDropout",
-    "InputDropout",
-    "Units",
-    "WeightDropout",
-    "WordDropout",
-    "adapted_layer",
-    "adapter_matrices",
-    "drop_units",
-    "stacked_matrices",
-]
-
 Units = Literal["channel", "element"]
 
 

@@ -15,8 +15,6 @@ from dropbayes.layers.gaussians import DiagonalGaussian, Mixture, multiplicative
 from dropbayes.runtime.validation import check_count, check_positive
 from dropbayes.tracing import draw_or_mean
 
-__all__ = ["BernoulliNoise", "ConcreteNoise", "GaussianNoise", "MixtureNoise", "Noise"]
-
 
 class Noise(nn.Module, ABC):
     r"""A choice of $q(\mathbf W)$ around a stored weight matrix `[unit, column]`."""

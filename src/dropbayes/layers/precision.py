@@ -19,13 +19,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributions import Distribution
 
-__all__ = [
-    "Prior",
-    "model_precision",
-    "optimizer_weight_decay",
-    "weight_decay",
-]
-
 
 def model_precision(*, weight_decay: Any, keep_prob: float, length_scale: Any, n_data: int) -> Any:
     r"""The model precision $\tau = l^2 p / (2 N \lambda)$ [GG16, eq:tau_weightdecay_relation].

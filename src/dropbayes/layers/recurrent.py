@@ -20,17 +20,6 @@ from torch.utils._pytree import PyTree
 
 from dropbayes.layers.structure import is_bias
 
-__all__ = [
-    "GRU",
-    "LSTM",
-    "RNN",
-    "GRUCell",
-    "LSTMCell",
-    "RNNCell",
-    "begin_forward_pass",
-    "end_forward_pass",
-]
-
 # --- one mask for all the steps of a forward pass ------------------------------------------------------------------
 
 _pass: contextvars.ContextVar[tuple[int, dict[Any, Tensor]] | None] = contextvars.ContextVar(

@@ -17,8 +17,6 @@ from dropbayes.layers.noise import BernoulliNoise, Noise
 from dropbayes.layers.precision import Prior
 from dropbayes.tracing import draw_or_mean
 
-__all__ = ["Conv1d", "Conv2d", "Conv3d", "Embedding", "Linear", "WeightLayer", "mask_shape", "word_mask"]
-
 
 def _in_training(layer: nn.Module) -> bool:
     """Whether `layer` is in training mode, where every row has its own draw.

@@ -15,8 +15,6 @@ from dropbayes.processes.covariances import Layer
 from dropbayes.processes.exact import checked_data
 from dropbayes.runtime.validation import check_count
 
-__all__ = ["Evidence", "network_evidence"]
-
 
 @dataclass(frozen=True)
 class Evidence:

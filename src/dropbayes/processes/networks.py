@@ -27,8 +27,6 @@ from dropbayes.layers.structure import stated_keep_prob
 from dropbayes.processes.covariances import Erf, Identity, Layer, Quadrature, ReLU, Sigmoid, TanH
 from dropbayes.processes.pairs import Covariance, Pairs
 
-__all__ = ["NetworkCovariance", "process_of"]
-
 _ELEMENTS = 2**22  # in a block of covariances, each pair of rows with all its positions
 _CLOSED_FORMS: dict[Any, type[Layer]] = {
     **dict.fromkeys((nn.ReLU, torch.relu, F.relu, "relu"), ReLU),

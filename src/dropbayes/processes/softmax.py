@@ -10,8 +10,6 @@ from torch import Tensor
 from dropbayes.processes.pairs import Covariance
 from dropbayes.runtime.validation import check_count, class_labels
 
-__all__ = ["SoftmaxProcess", "softmax_process"]
-
 
 @dataclass(frozen=True)
 class SoftmaxProcess:

@@ -18,8 +18,6 @@ from dropbayes.runtime.formatting import Printed, Table
 from dropbayes.runtime.validation import check_n_data, check_positive
 from dropbayes.sampling import Sampling, Site, sites
 
-__all__ = ["TheoryReport", "VarianceRatio", "WeightReading", "theory_report", "variance_ratio"]
-
 
 @dataclass(frozen=True)
 class WeightReading:

@@ -20,8 +20,6 @@ from torch import Tensor, nn
 from dropbayes.runtime import files
 from dropbayes.runtime.validation import check_count
 
-__all__ = ["Checkpoint", "History", "Run", "fingerprint_of", "load", "save"]
-
 # A file is this line, the SHA-256 of the rest, and the rest: a dictionary as torch saves it.
 _MAGIC = b"dropbayes checkpoint 4\n"
 _PLAIN = (bool, int, float, str, tuple, type(None))

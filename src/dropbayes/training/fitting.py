@@ -33,8 +33,6 @@ from dropbayes.training.optimization import (
 from dropbayes.training.rows import Rows, training_rows
 from dropbayes.training.steps import GRAPH_PARAMETERS, ModelNoise, Step, batch_loss, run_epoch
 
-__all__ = ["Progress", "fit"]
-
 
 @dataclass(frozen=True)
 class Progress:

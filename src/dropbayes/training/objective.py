@@ -25,8 +25,6 @@ from dropbayes.layers.family import in_full_precision
 from dropbayes.likelihoods import Likelihood
 from dropbayes.runtime.validation import check_n_data
 
-__all__ = ["Objective", "divergence_of", "kl_divergence", "negative_elbo", "row_misfit"]
-
 
 @dataclass(frozen=True)
 class Objective:

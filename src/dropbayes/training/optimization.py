@@ -16,8 +16,6 @@ from dropbayes.runtime.validation import check_count, check_positive, check_prob
 from dropbayes.sampling import draws, is_stochastic
 from dropbayes.training.rows import Rows, output_tensor, training_rows
 
-__all__ = ["EarlyStopping", "InverseDecay", "Optimization", "held_out_score", "optimizer_settings", "restore_rates"]
-
 
 @dataclass(frozen=True)
 class InverseDecay:

@@ -18,8 +18,6 @@ from dropbayes.runtime.arrays import to_tensor
 from dropbayes.runtime.validation import finite_tensor, row_weights
 from dropbayes.sampling import Inputs, as_inputs
 
-__all__ = ["Batch", "Rows", "output_tensor", "training_rows"]
-
 _RESIDENT_BYTES = 2**31  # larger data stay on the host and are copied batch by batch
 
 

@@ -15,8 +15,6 @@ from dropbayes.runtime.devices import capture_graph
 from dropbayes.training.objective import divergence_of, row_misfit
 from dropbayes.training.rows import Batch, Rows
 
-__all__ = ["GRAPH_PARAMETERS", "ModelNoise", "Step", "batch_loss", "run_epoch"]
-
 GRAPH_PARAMETERS = 20_000_000  # larger networks saturate a CUDA device without a graph
 
 Loss = Callable[[Tensor, Tensor, Tensor | None], Tensor]
