@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 RUNTIME := $(VENV)/.runtime
 MINIMUM := .venv-minimum
 GUESTS := .venv-guests
-COVERED := calibration estimators/columns likelihoods processes runtime scores
+COVERED := calibration estimators/columns layers likelihoods processes runtime scores
 
 .PHONY: demo test test-slow test-minimum test-guests coverage lint bench docs build-check clean
 unexport PYTHONDONTWRITEBYTECODE  # every process that a test starts would compile the package anew

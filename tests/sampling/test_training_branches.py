@@ -331,3 +331,20 @@ def test_dropout_that_the_network_keeps_off_stays_off(kind, end):
     net, x = made(lambda: (kind(end), rows(3)))
     assert [site.path for site in db.sites(net, x) if site.drop_prob != 0] == ["d"]
     assert_law(net, x, evaluation=("",), n_draws=400)
+
+
+def rate_of_the_batch(self, x):
+    return self.o(F.dropout(self.a(x), float(torch.sigmoid(x.mean())), self.training))
+
+
+def mixed_rows(self, x):
+    h = self.a(x)
+    return self.o(0.9 * h + 0.1 * h[torch.randperm(len(h))] if self.training else h)
+
+
+@pytest.mark.parametrize("forward", [rate_of_the_batch, mixed_rows])
+def test_rows_that_depend_on_each_other_in_training_alone_are_refused(forward):
+    net, x = made(lambda: (network(forward, a=nn.Linear(6, 16), o=nn.Linear(16, 3)), rows(3)))
+    with pytest.raises(ValueError, match="permutes its rows, or drops with a probability that depends on them all"):
+        db.predict(net, x)
+    assert_law(net, x, sampling=db.Sampling(row_axis=None))

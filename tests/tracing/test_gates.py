@@ -92,3 +92,36 @@ def test_a_permutation_is_noise_that_no_value_leaves_out():
 
     net, x = made(lambda: (network(forward, a=nn.Linear(6, 16), o=nn.Linear(16, 3)), rows(3)))
     assert db.predict(net, x, n_draws=20).epistemic.min() > 0
+
+
+NOISES = {
+    "a relaxed gate": lambda h: h * torch.sigmoid((0.85 + torch.rand_like(h).logit(1e-6)) / 0.5) / 0.7,
+    "the largest of uniforms": lambda h: h * torch.zeros_like(h).scatter(1, torch.rand_like(h).topk(12).indices, 4 / 3),
+    "uniforms compared twice": lambda h: h * ((u := torch.rand_like(h)) < 0.8) / 0.8 + 0.1 * (u > 0.9),
+}
+
+
+@pytest.mark.parametrize("name", NOISES)
+def test_noise_of_uniforms_that_no_value_leaves_out_is_drawn_from_as_its_loop(name):
+    net, x = made(lambda: (nn.Sequential(nn.Linear(6, 16), Masked(NOISES[name]), nn.Linear(16, 2)), rows(3)))
+    assert_law(net, x, n_draws=400)
+
+
+@pytest.mark.parametrize(
+    "noise", [lambda h: h + 0.3 * (torch.rand_like(h) - 0.5), lambda h: h * (1 + 0.3 * torch.rand_like(h))]
+)
+def test_uniform_noise_beside_another_end_in_training_is_refused(noise):
+    def forward(self, x):
+        h = torch.relu(noise(self.a(x)) if self.training else self.a(x))
+        return self.o(h) if self.training else self.o(h).softmax(-1)
+
+    net, x = made(lambda: (network(forward, a=nn.Linear(6, 16), o=nn.Linear(16, 3)), rows(3)))
+    with pytest.raises(ValueError, match="changes its output in another way"):
+        db.predict(net, x)
+
+
+@pytest.mark.parametrize("draw", [lambda h: h[:, torch.randperm(16)], lambda h: h[:, torch.randint(16, (16,))]])
+def test_the_linear_method_refuses_an_index(draw):
+    net = nn.Sequential(nn.Linear(6, 16), Masked(draw), nn.Linear(16, 2))
+    with pytest.raises(NotImplementedError, match="hard choice"):
+        db.predict(net, torch.randn(3, 6), method="linear")

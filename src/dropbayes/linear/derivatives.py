@@ -141,7 +141,7 @@ def linearise(
         leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     leaves = cloned_leaves(leaves) if profile.writes_input else leaves
     seeded = keyed_generators(None) if profile.seeds_torch else contextlib.nullcontext()
-    has_gates = any(site.kind in ("rand", "bernoulli") for site in profile.sites)
+    has_gates = any(site.kind in ("rand", "randperm", "bernoulli") for site in profile.sites)
     with seeded, (AtMeans if has_gates else Interception)(source):
         tensors, _ = split(eagerly(inputs.call)(net, leaves))
     if not all(variable.is_intact for variable in source.variables):

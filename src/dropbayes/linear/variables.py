@@ -22,7 +22,10 @@ from dropbayes.tracing.generators import SENTINEL_SEED
 
 __all__ = ["SiteVariables", "Variable", "standard_masks"]
 
-_HARD = {"argmax", "argmin", "ceil", "floor", "heaviside", "round", "sign", "trunc"}
+_HARD = {
+    "argmax", "argmin", "argsort", "ceil", "floor", "ge", "gt", "heaviside", "le", "lt", "multinomial", "randint",
+    "randint_like", "randperm", "round", "sign", "sort", "topk", "trunc",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,20 +126,17 @@ class SiteVariables(Source):
         return drawn
 
     def gate(self, site: Variable, chance: Tensor) -> Tensor:
-        if site not in self.variables:  # compared for the second time
-            self.chooses(site)
         self.variables.remove(site)
-        self.variables.append(
-            Variable(site.site, torch.zeros_like(chance).requires_grad_(), (chance * (1 - chance)) ** 0.5)
-        )
-        return chance + self.variables[-1].value
+        noise = torch.zeros_like(chance).requires_grad_()
+        self.variables.append(Variable(site.site, noise, (chance * (1 - chance)) ** 0.5))
+        return chance + noise
 
-    def chooses(self, site: Variable) -> None:
-        if site.site.kind == "bernoulli":  # numbers of their own, not the result of a comparison
+    def chooses(self, site: Variable, operation: str) -> None:
+        if site in self.variables and operation not in _HARD:  # a function of the numbers, not of a comparison
             return
         raise NotImplementedError(
-            "`net` chooses by a comparison of torch.rand, which has no derivative. Draw that mask with "
-            'torch.bernoulli or nn.functional.dropout, or predict with method="sampling".'
+            f"`net` takes {operation} of random numbers, or of a comparison of torch.rand: a hard choice, which has no "
+            'derivative. Draw a mask with torch.bernoulli or nn.functional.dropout, or predict with method="sampling".'
         )
 
     def after(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:

@@ -250,6 +250,13 @@ def _sites_of_rows(probes: list[Probe], n_rows: int) -> tuple[tuple[Site, ...], 
     batch, alone, _ = probes
     if _skips_sites(probes) or site_names(batch) == site_names(alone):
         sites, together = site_layouts(alone, batch, n_rows)
+        pairs = [(a, b) for a, b in zip(alone.recorder.sites, batch.recorder.sites, strict=False) if a.name == b.name]
+        other = any(a.drop_prob != b.drop_prob and "rand" not in a.kind for a, b in pairs) and not batch.host.moved
+        if other or any(site.kind == "randperm" and site.layout for site in sites):
+            raise _RowsDepend(
+                "`net` permutes its rows, or drops with a probability that depends on them all. Pass row_axis=None to "
+                "take the whole input as one row."
+            )
         dynamic = any(probe.watch.has_dynamic_shapes for probe in probes)
         return tuple(map(_with_some_rows, sites)) if dynamic else sites, together
     return tuple(alone.recorder.sites), False  # a site for each row, or a branch on the values of the rows

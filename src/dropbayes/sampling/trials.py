@@ -39,25 +39,20 @@ __all__ = ["chosen_strategy", "is_out_of_memory"]
 # Mapped calls take longer to launch, so mapping needs at least this share of a forward pass before the first site, and
 # on a GPU at least this many operations saved.
 _SHARED_PREFIX = {"cpu": 0.05, "cuda": 0.2}
-_SAVED_OPERATIONS = 1e12
+_SAVED_OPERATIONS = {"cpu": 0.0, "cuda": 1e12}
 
 
 def chosen_strategy(inspection: Inspection, inputs: Inputs, spec: MaskSpec) -> Strategy:
     """The fastest strategy that agrees, on a few rows and draws, with one row of one draw at a time."""
     profile = spec.profile
-    shares_prefix = _shares_prefix(profile, inputs, spec.keys.n_draws)
+    device = "cpu" if inputs.device.type == "cpu" else "cuda"
+    saved = profile.prefix_cost * inputs.n_rows * (spec.keys.n_draws - 1)
+    shares_prefix = profile.prefix_share > _SHARED_PREFIX[device] and saved >= _SAVED_OPERATIONS[device]
     key = (spec.per_row, shares_prefix, spec.positions is None, autocast_dtype(inputs.device))
     if key not in inspection.strategies:
         candidates = _candidates(profile, spec.per_row, shares_prefix, inputs.is_one_row)
         inspection.strategies[key] = _first_that_agrees(inspection, inputs, spec, candidates)
     return cast(Strategy, inspection.strategies[key])
-
-
-def _shares_prefix(profile: Profile, inputs: Inputs, n_draws: int) -> bool:
-    device = "cpu" if inputs.device.type == "cpu" else "cuda"
-    if profile.prefix_share <= _SHARED_PREFIX[device]:
-        return False
-    return device == "cpu" or profile.prefix_cost * inputs.n_rows * (n_draws - 1) >= _SAVED_OPERATIONS
 
 
 def _candidates(profile: Profile, per_row: bool, shares_prefix: bool, is_one_row: bool) -> list[Strategy]:

@@ -7,48 +7,49 @@ reads true or false (`torch.where`, `masked_fill`, an index) gets the mixture of
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dropbayes.tracing.interception import Interception
-from dropbayes.tracing.operations import LESS, MORE, SHAPES, Arguments, NamedArguments
+from dropbayes.tracing.operations import LESS, MORE, SHAPES, Arguments, NamedArguments, Operation
+from dropbayes.tracing.sources import Source
 
 __all__ = ["AtMeans"]
 
 _CASTS = {"bfloat16", "bool", "byte", "double", "float", "half", "int", "long", "to", "type", "type_as"}
 _THROUGH = {  # linear operations, and questions about no values
-    "add", "div", "imul", "itruediv", "linear", "matmul", "mean", "mul", "rmul", "rsub", "sub", "sum", "truediv",
-    "dim", "get", "is_complex", "is_floating_point", "len", "numel", "size",
+    "add", "div", "iadd", "imul", "itruediv", "linear", "matmul", "mean", "mul", "neg", "radd", "rmul", "rsub", "sub",
+    "sum", "truediv", "dim", "get", "is_complex", "is_floating_point", "len", "numel", "size",
 }  # fmt: skip
 
 
 class AtMeans(Interception):
     """The mode in which a network's own gates are numbers between 0 and 1; its source gives random numbers' means."""
 
-    _uniforms: dict[int, tuple[Tensor, Any, Any]]  # by id: a tensor, its site, and what was added to it
-    _gates: dict[int, tuple[Tensor, Any]]  # by id: a tensor and its site
-
-    def __enter__(self) -> AtMeans:
-        self._uniforms, self._gates = {}, {}
-        super().__enter__()
-        return self
+    def __init__(self, source: Source) -> None:
+        super().__init__(source)
+        self._uniforms: dict[
+            int, tuple[Tensor, object, Any]
+        ] = {}  # by id: the tensor, its site, what was added (or None)
+        self._gates: dict[int, tuple[Tensor, object]] = {}  # by id: the tensor and its site
+        self._compared: set[object] = set()  # sites: gates of the same uniforms are not independent
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Arguments = (), kwargs: NamedArguments | None = None
+        self, func: Operation, types: object, args: Arguments = (), kwargs: NamedArguments | None = None
     ) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "").strip("_")
-        gate = next((arg for arg in args if id(arg) in self._gates), None)
-        if gate is None:
-            result = None if kwargs else self._gated(func, name, args)
-        else:
-            result = self._read(func, name, args, kwargs, self._gates[id(gate)][1])
+        known = next((i for i, arg in enumerate(args) if id(arg) in self._gates or id(arg) in self._uniforms), None)
+        result = None
+        if known is not None and id(args[known]) in self._gates:
+            result = self._of_gate(func, name, args, kwargs, self._gates[id(args[known])][1])
+        elif known is not None:
+            result = self._of_uniforms(func, name, args, kwargs, known)
         return self._drawn(func, types, args, kwargs) if result is None else result
 
-    def _drawn(self, func: Callable[..., Any], types: Any, args: Arguments, kwargs: NamedArguments) -> Any:
+    def _drawn(self, func: Operation, types: object, args: Arguments, kwargs: NamedArguments) -> Any:
         """The result of any other operation, remembered if it is of uniforms, or ones and zeros."""
         if func is Tensor.bernoulli_ and not args[0].is_floating_point():
             args = (torch.empty(args[0].shape, device=args[0].device), *args[1:])
@@ -60,42 +61,47 @@ class AtMeans(Interception):
         if name == "bernoulli":
             self._gates[id(result)] = result, site
         elif name in ("rand", "rand_like", "uniform"):
-            if name != "uniform" or len(args) == 1:  # between 0 and 1
-                self._uniforms[id(result)] = result, site, 0.0
+            between_0_and_1 = name != "uniform" or (len(args) == 1 and not kwargs)
+            self._uniforms[id(result)] = result, site, 0.0 if between_0_and_1 else None
         else:
-            self.source.chooses(site)
+            self.source.chooses(site, name)
         return result
 
-    def _gated(self, func: Callable[..., Any], name: str, args: Arguments) -> Tensor | None:
-        """The gate that an operation makes of uniforms."""
-        index = next((i for i, arg in enumerate(args) if id(arg) in self._uniforms), None)
-        if index is None:
+    def _of_uniforms(self, func: Operation, name: str, args: Arguments, kwargs: NamedArguments, index: int) -> Any:
+        """What an operation makes of uniforms: a gate, or others; None for one that is computed as it stands."""
+        uniforms, site, added = self._uniforms[id(args[index])]
+        other = args[1 - index] if len(args) == 2 else None
+        if added is not None and site not in self._compared:
+            if name == "floor":
+                return self._gate(site, uniforms, added)
+            if func in LESS or func in MORE:
+                below = other - added
+                return self._gate(site, uniforms, below if (func in LESS) == (index == 0) else 1 - below)
+        moved = None
+        if func in SHAPES or name in _CASTS:
+            moved = added
+        elif name not in _THROUGH:
+            return self.source.chooses(site, name)
+        elif isinstance(other, Tensor) and other.numel() > 1:  # they are part of something else now
             return None
-        uniform, site, added = self._uniforms[id(args[index])]
-        if name == "floor":
-            return self._gate(site, uniform, added)
-        if len(args) < 2:
-            return None
-        other = args[1 - index]
-        if name in ("add", "radd", "iadd") or (name == "sub" and index == 0):
-            moved: Tensor = func(*args)
-            self._uniforms[id(moved)] = moved, site, added - other if name == "sub" else added + other
-            return moved
-        if func in LESS or func in MORE:
-            below = torch.as_tensor(other - added, dtype=uniform.dtype, device=uniform.device)
-            return self._gate(site, uniform, below if (func in LESS) == (index == 0) else 1 - below)
-        return None
+        elif added is not None and not kwargs:
+            moved = added + other if name.endswith("add") else added - other if name == "sub" and index == 0 else None
+        result = func(*args, **kwargs)
+        if isinstance(result, Tensor):
+            self._uniforms[id(result)] = result, site, moved
+        return result
 
-    def _gate(self, site: Any, like: Tensor, chance: Any) -> Tensor:
+    def _gate(self, site: object, like: Tensor, chance: Any) -> Tensor:
+        self._compared.add(site)
         chance = torch.as_tensor(chance, dtype=like.dtype, device=like.device).clamp(0, 1)
         shape = torch.broadcast_shapes(like.shape, chance.shape)
         return self._hold(self.source.gate(site, chance.detach().expand(shape).clone()), site)
 
-    def _hold(self, gate: Tensor, site: Any) -> Tensor:
+    def _hold(self, gate: Tensor, site: object) -> Tensor:
         self._gates[id(gate)] = gate, site
         return gate
 
-    def _read(self, func: Callable[..., Any], name: str, args: Arguments, kwargs: NamedArguments, site: Any) -> Any:
+    def _of_gate(self, func: Operation, name: str, args: Arguments, kwargs: NamedArguments, site: object) -> Any:
         """What an operation makes of a gate; None for one that is computed as it stands."""
         first, rest = args[0], args[1:]
         is_gate = id(first) in self._gates
@@ -118,5 +124,5 @@ class AtMeans(Interception):
                 return first * (1 - gate) + rest[1] * gate
             return first.copy_(first.clone() * (1 - gate) + rest[1] * gate)
         if name not in _THROUGH:
-            self.source.chooses(site)
+            self.source.chooses(site, name)
         return None

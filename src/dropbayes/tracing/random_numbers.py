@@ -132,7 +132,7 @@ def _randint(mode: RandomMode, func: Operation, *args: Any, **kwargs: Any) -> Te
 @_keyed
 def _randperm(mode: RandomMode, func: Operation, n: int, **kwargs: Any) -> Tensor:
     like = _template(func, (n,), {"dtype": torch.int64, **kwargs})
-    return _uniforms(mode, "rand", like).argsort(stable=True).to(like.dtype)
+    return _uniforms(mode, "randperm", like).argsort(stable=True).to(like.dtype)
 
 
 @_keyed

@@ -67,7 +67,7 @@ class Recorder(Ones):
         self.seeds_torch = False  # numbers were drawn after torch's generator was seeded within the pass
         self.generators: list[bytes] = []  # the states of the network's own generators when it drew from them
         self._left_out, self._weights, self._every = left_out, weights or {}, every_dropout
-        self.has_choices = False  # random numbers chose between values: there is no mean between these
+        self.has_choices = False  # random numbers went into an operation of which their means say nothing
         self._told = 0
         self._drawn: int | None = None  # the site of the last random numbers, by its index
         self._masks: dict[int, tuple[int, float]] = {}  # by a tensor's id: its last site, and the keep probability
@@ -104,7 +104,7 @@ class Recorder(Ones):
         if out:
             self.sites_left_out.append(Site(-1, path, kind, drop_prob, shape, left_out=True))
         else:
-            self._drawn = len(self.sites) if kind in ("rand", "bernoulli") else None
+            self._drawn = len(self.sites) if kind in ("rand", "randperm", "bernoulli") else None
             self.sites.append(Site(len(self.sites), path, kind, drop_prob, shape, name=self.names.next(kind)))
         return neutral_uniform(kind, shape, device) if out else super().uniform(kind, drop_prob, shape, device)
 
@@ -116,7 +116,7 @@ class Recorder(Ones):
         drawn, self._drawn = self._drawn, None
         return drawn
 
-    def chooses(self, site: int) -> None:
+    def chooses(self, site: int, operation: str) -> None:
         self.has_choices = True
 
     def is_fixed(self, generator: torch.Generator | None) -> bool:

@@ -106,8 +106,8 @@ class Source(ABC):
         """The gate that a network makes of a site's uniforms, true with these probabilities, at its mean."""
         return chance
 
-    def chooses(self, site: Any) -> None:
-        """Called when random numbers choose between values, so that they have no mean."""
+    def chooses(self, site: Any, operation: str) -> None:
+        """Called when random numbers go into an operation, such as an index, of which their means say nothing."""
         return
 
     def after(self, func: Callable[..., Any], args: Arguments, kwargs: NamedArguments, result: Any) -> None:

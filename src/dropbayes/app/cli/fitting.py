@@ -128,7 +128,11 @@ def fit(
         "random_state": seed,
     }
     digest = fingerprint(data)
-    origin = {"file": source.label, **({} if digest is None else {"sha256": digest}), "command": shlex.join(command)}
+    origin: dict[str, Any] = {
+        "file": source.label,
+        **({} if digest is None else {"sha256": digest}),
+        "command": shlex.join(command),
+    }
     origin |= {} if time is None else {"time": time}
     origin |= {"settings": settings, "versions": versions()}
     begun = clock.perf_counter()
