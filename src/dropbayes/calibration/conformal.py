@@ -120,10 +120,10 @@ def _groups(name: str, groups: Array, *, n_rows: int | None = None) -> Tensor:
 def class_thresholds(
     scores: Array, labels: Array, *, n_classes: int, level: float, sample_weight: Array | None = None
 ) -> Tensor:
-    """The threshold of each class, from the held-out rows of that class: sets cover every class, rare ones too.
+    """The threshold of each class, `[class]`, from its held-out rows: sets cover every class, rare ones too.
 
     Pass it as the `threshold` of `conformal_sets`. Without it a rare class may be missed most of the time while the
-    average over rows meets the guarantee.
+    average over rows meets the guarantee. A class with too few rows has an infinite one, and is then in every set.
 
     Args:
         scores: Scores of the true labels of held-out rows, `[row]` (`label_scores`, `adaptive_label_scores`).
@@ -131,14 +131,10 @@ def class_thresholds(
         n_classes: The number of classes.
         level: The probability to guarantee for every class.
         sample_weight: The weight of each held-out row; a new row has weight 1.
-
-    Returns:
-        The thresholds, `[class]`; infinite for a class with too few rows, which is then in every set.
     """
     check_count("n_classes", n_classes)
-    held_out = row_values("scores", scores, infinite=True)
-    truth = class_labels(labels, n_rows=len(held_out), n_classes=n_classes)
-    return group_thresholds(held_out, truth, torch.arange(n_classes), level=level, sample_weight=sample_weight)
+    truth = class_labels(labels, n_rows=len(row_values("scores", scores, infinite=True)), n_classes=n_classes)
+    return group_thresholds(scores, truth, torch.arange(n_classes), level=level, sample_weight=sample_weight)
 
 
 @dataclass(frozen=True)
@@ -178,11 +174,7 @@ class OnlineLevel:
         return replace(self, current=self.current + self.rate * (self.target - bool(covered)))
 
     def threshold(self, scores: Array) -> Tensor:
-        """The threshold of the scores at the current level; ±∞ where the level has left the unit interval.
-
-        Args:
-            scores: Scores of recent rows, `[row]`.
-        """
+        """The threshold of the scores of recent rows at the current level; ±∞ where that left the unit interval."""
         assert self.current is not None
         recent = row_values("scores", scores, infinite=True)
         if not 0 < self.current < 1:
@@ -250,15 +242,9 @@ def conformal_quantile_interval(lower: Array, upper: Array, *, threshold: Array 
     r"""The conformalised quantile interval $[l - q,\; u + q]$ [Romano et al. 2019].
 
     Predicted quantiles (of the mixture of draws, or of a quantile network) are widened by one number, or narrowed when
-    they were too wide. Unlike $\mu \pm q\sigma$, they follow skewed noise.
-
-    Args:
-        lower: The predicted lower quantile of the new rows, `[row]`.
-        upper: Their predicted upper quantile.
-        threshold: The threshold $q$ of the `quantile_residuals` of held-out rows, as in `conformal_interval`.
-
-    Returns:
-        The lower and the upper ends; where a narrowed interval would be empty, both are its middle.
+    they were too wide; where a narrowed interval would be empty, both ends are its middle. Unlike $\mu \pm q\sigma$,
+    they follow skewed noise. The threshold $q$ is that of the `quantile_residuals` of held-out rows, as in
+    `conformal_interval`.
 
     Examples:
         >>> conformal_quantile_interval(torch.tensor([0.0]), torch.tensor([4.0]), threshold=0.5)
@@ -289,16 +275,13 @@ def cross_conformal_interval(
     $\lfloor (n+1)(1 - \text{level}) \rfloor$-th smallest of $\mu_{-i}(x) - R_i$ and the $\lceil (n+1)\,\text{level}
     \rceil$-th smallest of $\mu_{-i}(x) + R_i$ [Barber et al. 2021]. Every row both trains and calibrates. For
     exchangeable rows the coverage is at least $1 - 2\,(1 - \text{level})$, for K folds of n rows less about
-    $\sqrt{2/n}$; in practice it is close to the level.
+    $\sqrt{2/n}$; in practice it is close to the level. With too few rows for the level the ends are infinite.
 
     Args:
         predictions: The predictions of each fold's model for the new rows, `[fold, new row]`.
         residuals: The absolute residual $R_i$ of every training row under the model of its fold, `[row]`.
         folds: The fold of each training row, `[row]`; by default each row is its own fold (jackknife+).
         level: The nominal coverage.
-
-    Returns:
-        The lower and the upper ends, `[new row]`; infinite with too few rows for the level.
 
     Examples:
         >>> predictions = torch.tensor([[0.0], [1.0], [2.0]])
@@ -373,13 +356,10 @@ class ConformalDistribution:
 def conformal_distribution(
     mean: Array, std: Array, *, calibration_residuals: Array, sample_weight: Array | None = None
 ) -> ConformalDistribution:
-    r"""The conformal predictive distribution of new rows.
+    r"""The conformal predictive distribution of new rows, from their predictive mean and standard deviation, `[row]`.
 
-    Args:
-        mean: Predictive mean of the new rows, `[row]`.
-        std: Their predictive standard deviation, `[row]`.
-        calibration_residuals: Signed residuals $(y - \mu)/\sigma$ of held-out rows, `[row]`.
-        sample_weight: The weight of each held-out row; a new row has weight 1.
+    `calibration_residuals` are the signed residuals $(y - \mu)/\sigma$ of held-out rows, `[row]`, `sample_weight` is
+    their weight; a new row has weight 1.
 
     Examples:
         >>> known = torch.tensor([-2.0, -1.0, 0.0, 1.0, 5.0])  # skewed: now and then a target is far above
@@ -406,8 +386,7 @@ def label_scores(probabilities: Array, labels: Array) -> Tensor:
         >>> label_scores(torch.tensor([[0.25, 0.75]]), torch.tensor([1]))
         tensor([0.2500])
     """
-    predicted = class_probabilities("probabilities", probabilities)
-    return _of_label(1 - predicted, labels)
+    return _of_label(1 - class_probabilities("probabilities", probabilities), labels)
 
 
 def _of_label(scores: Tensor, labels: Array) -> Tensor:
@@ -431,8 +410,7 @@ def conformal_sets(probabilities: Array, *, threshold: Array | float) -> Tensor:
         tensor([[ True, False],
                 [ True, False]])
     """
-    predicted = class_probabilities("probabilities", probabilities)
-    return _at_most(1 - predicted, threshold)
+    return _at_most(1 - class_probabilities("probabilities", probabilities), threshold)
 
 
 def _at_most(scores: Tensor, threshold: Array | float) -> Tensor:
@@ -507,13 +485,8 @@ def adaptive_conformal_sets(
 ) -> Tensor:
     """The adaptive conformal set of classes: small where one class stands out, large where many compete.
 
-    Args:
-        probabilities: Predictive probabilities of the new rows, `[row, class]`.
-        threshold: The threshold of the `adaptive_label_scores` of held-out rows, of the same `penalty` and
-            `free_classes`, as in `conformal_sets`.
-        penalty: The regularisation per class beyond the free ones.
-        free_classes: The size of a set without penalty.
-        uniform: A uniform random number per new row, if the calibration scores had them.
+    The threshold is that of the `adaptive_label_scores` of held-out rows, as in `conformal_sets`; `penalty` and
+    `free_classes` must be theirs, and `uniform` is given if theirs was (`adaptive_scores`).
 
     Examples:
         >>> adaptive_conformal_sets(torch.tensor([[0.5, 0.3, 0.2]]), threshold=0.9)

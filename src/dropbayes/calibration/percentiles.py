@@ -147,12 +147,8 @@ def empirical_percentile(
 ) -> Tensor:
     """The percentile, 0 to 100, of each uncertainty among those of the training points, ties counted half.
 
-    Without a fitted family there is no extrapolation: everything above the training points is at 100.
-
-    Args:
-        uncertainty: Uncertainties of new points.
-        training_uncertainty: The uncertainty of each training point, `[row]`.
-        sample_weight: The weight of each training point.
+    Without a fitted family there is no extrapolation: everything above the training points is at 100. `sample_weight`
+    is the weight of each training point.
 
     Examples:
         >>> empirical_percentile(torch.tensor([0.5, 2.0, 9.0]), torch.tensor([1.0, 2.0, 3.0, 4.0]))
@@ -173,11 +169,7 @@ def relative_uncertainty(
 
     [GG16, section Model Calibration]: "scale the uncertainty linearly to remove data magnitude effects". Models of
     targets in different units become comparable; 3 means "three times as unsure as about a typical training point".
-
-    Args:
-        uncertainty: Uncertainties of new points.
-        training_uncertainty: The uncertainty of each training point.
-        sample_weight: The weight of each training point.
+    `sample_weight` is the weight of each training point.
 
     Examples:
         >>> relative_uncertainty(torch.tensor([6.0]), torch.tensor([1.0, 2.0, 30.0]))

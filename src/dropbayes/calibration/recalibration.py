@@ -180,12 +180,8 @@ class ClassMap:
 def vector_scaling(probabilities: Array, labels: Array, *, sample_weight: Array | None = None) -> ClassMap:
     r"""The map with one factor and one bias per class, $\mathrm{softmax}(\mathbf w \odot \log p + \mathbf b)$.
 
-    [Guo et al. 2017]. The likelihood is concave: there is one best map.
-
-    Args:
-        probabilities: Predictive probabilities of held-out rows, `[row, class]`.
-        labels: Their class indices, `[row]`.
-        sample_weight: The weight of each row.
+    [Guo et al. 2017], fitted to the predictive probabilities `[row, class]` and class indices `[row]` of held-out rows.
+    The likelihood is concave: there is one best map.
 
     Examples:
         >>> p = torch.tensor([[0.9, 0.1]]).repeat(10, 1)  # claims 90 %, 60 % are right

@@ -51,12 +51,6 @@ def class_reliability(
 ) -> ReliabilityCurve:
     """The reliability curve of a classifier: mean confidence and accuracy in bins of equal width; empty bins left out.
 
-    Args:
-        probabilities: Predictive probabilities, `[row, class]`.
-        labels: Class indices, `[row]`.
-        n_bins: The number of bins of the unit interval.
-        sample_weight: The weight of each row.
-
     Examples:
         >>> curve = class_reliability(torch.tensor([[0.2, 0.8], [0.3, 0.7]]), torch.tensor([1, 0]), n_bins=2)
         >>> curve.claimed, curve.observed, curve.count
@@ -104,10 +98,7 @@ def quantile_reliability(pit: Array, *, n_levels: int = 99, sample_weight: Array
 def interval_reliability(pit: Array, *, n_levels: int = 99, sample_weight: Array | None = None) -> ReliabilityCurve:
     """The reliability curve of central intervals: how often the target fell inside the interval of each level.
 
-    Args:
-        pit: Probability integral transforms, `[row]` (`gaussian_pit`, `predictive.Mixture.pit`).
-        n_levels: The number of levels, evenly spaced strictly inside the unit interval.
-        sample_weight: The weight of each row.
+    The arguments are those of `quantile_reliability`.
 
     Examples:
         >>> interval_reliability(torch.tensor([0.1, 0.3, 0.6, 0.9]), n_levels=1).observed  # in the central half
@@ -198,28 +189,19 @@ def calibration_test(
         gap = torch.zeros(n_bins, dtype=torch.float64).index_add(0, bins, right - confidence)
         return float(gap.abs().sum() / len(confidence))
 
-    chance = torch.tensor(
-        [
-            error((torch.rand(len(confidence), generator=generator, dtype=torch.float64) < confidence).double())
-            for _ in range(n_resamples)
-        ]
-    )
+    chance = torch.empty(n_resamples)
+    for index in range(n_resamples):
+        uniform = torch.rand(len(confidence), generator=generator, dtype=torch.float64)
+        chance[index] = error((uniform < confidence).double())
     observed = error(correct)
     p_value = (1 + int((chance >= observed - 1e-12).sum())) / (1 + n_resamples)
     return CalibrationTest(observed, float(chance.mean()), float(chance.quantile(0.95)), p_value)
 
 
 def reliability_band(curve: ReliabilityCurve, *, level: float = 0.95) -> tuple[Tensor, Tensor]:
-    """The frequencies that a calibrated model would show at each point of the curve, with the given probability.
+    """The lower and upper frequencies, `[point]`, between which a calibrated model's lie with probability `level`.
 
     Exact binomial quantiles, point by point; one point in 20 lies outside a band of 95 % by chance.
-
-    Args:
-        curve: A reliability curve.
-        level: The probability of the band at each point.
-
-    Returns:
-        The lower and the upper frequencies, `[point]`.
 
     Examples:
         >>> curve = ReliabilityCurve(torch.tensor([0.5]), torch.tensor([0.9]), torch.tensor([10.0]))
@@ -243,11 +225,7 @@ def uniformity_test(pit: Array, *, sample_weight: Array | None = None) -> float:
     """The p-value of the hypothesis that the transforms are uniform: that the predictive distributions are calibrated.
 
     The Kolmogorov-Smirnov test. A small p-value shows a miscalibration of bias, width or shape; a large one does not
-    exclude it.
-
-    Args:
-        pit: Probability integral transforms of independent rows, `[row]`.
-        sample_weight: The number of independent rows that each row stands for, an integer.
+    exclude it. `sample_weight` is the number of independent rows that each row stands for, an integer.
 
     Examples:
         >>> uniformity_test(torch.linspace(0.01, 0.99, 50)) > 0.9, uniformity_test(torch.linspace(0.4, 0.6, 50)) < 1e-6
