@@ -31,20 +31,14 @@ if TYPE_CHECKING:
 def bald_queries(probability_draws: Array, n_queries: int) -> Tensor:
     r"""The rows whose labels would each teach most, by mutual information $I[y; \omega]$ (BALD), best first.
 
-    Args:
-        probability_draws: Class probabilities of the pool, `[draw, row, class]`.
-        n_queries: The number of rows to query.
-
-    Returns:
-        Row indices, `[query]`. Near-duplicates may all be chosen; `batch_bald_queries` avoids them.
+    Row indices, `[query]`, of the pool. Near-duplicates may all be chosen; `batch_bald_queries` avoids them.
 
     Examples:
         >>> draws = torch.tensor([[[0.5, 0.5], [1.0, 0.0]], [[0.5, 0.5], [0.0, 1.0]]])
         >>> bald_queries(draws, 1)  # the draws disagree on row 1; row 0 is merely noisy
         tensor([1])
     """
-    gain = mutual_information(_pool(probability_draws, n_queries))
-    return gain.topk(n_queries).indices
+    return mutual_information(_pool(probability_draws, n_queries)).topk(n_queries).indices
 
 
 def _pool(probability_draws: Array, n_queries: int) -> Tensor:
@@ -59,16 +53,14 @@ def batch_bald_queries(
     r"""The rows whose labels *together* would teach most, chosen greedily by $I[y_1, \dots, y_B; \omega]$ (BatchBALD).
 
     The joint information is submodular, so the greedy batch has at least $1 - 1/e$ of the best batch's (while the joint
-    labels are enumerated; see `joint_mutual_information`). Needs draws with `masks="shared"`.
+    labels are enumerated; see `joint_mutual_information`). Row indices, `[query]`, in the order chosen. Needs draws
+    with `masks="shared"`.
 
     Args:
         probability_draws: Class probabilities of the pool, `[draw, row, class]`, the same function along each draw.
         n_queries: The number of rows to query.
         max_outcomes: The most joint labels to enumerate, and the sample size beyond.
         seed: The seed of the sampled labels.
-
-    Returns:
-        Row indices, `[query]`, in the order chosen.
 
     Examples:
         >>> sure = torch.eye(2)[[0, 0, 1, 1]]
@@ -84,22 +76,15 @@ def batch_bald_queries(
     for _ in range(n_queries):
         if chosen:
             outcomes = outcomes.with_row(draws[:, chosen[-1]], max_outcomes=max_outcomes, generator=generator)
-            gain[chosen[-1]] = -math.inf
-            _refresh_leaders(gain, lambda rows, known=outcomes: known.information(draws[:, rows]))
+            gain[chosen[-1]], best = -math.inf, -math.inf
+            for rows in gain.argsort(descending=True).split(32):
+                # Gains only fall as a batch grows: rows whose old gain is below the best new one cannot lead.
+                if gain[rows[0]] < best:
+                    break
+                gain[rows] = torch.where(gain[rows] == -math.inf, -math.inf, outcomes.information(draws[:, rows]))
+                best = max(best, gain[rows].max().item())
         chosen.append(int(gain.argmax()))
     return torch.tensor(chosen)
-
-
-def _refresh_leaders(gain: Tensor, value: Callable[[Tensor], Tensor], *, block: int = 32) -> None:
-    """Updates `gain` where it matters: gains only fall as a batch grows, so rows whose old gain is below the best
-    new one cannot lead.
-    """
-    best = -math.inf
-    for rows in gain.argsort(descending=True).split(block):
-        if gain[rows[0]] < best:
-            return
-        gain[rows] = torch.where(gain[rows] == -math.inf, -math.inf, value(rows))
-        best = max(best, gain[rows].max().item())
 
 
 def variance_queries(draws: Array, n_queries: int, *, noise_variance: float) -> Tensor:
@@ -170,23 +155,14 @@ def expected_information_gain(pool_draws: Array, target_draws: Array) -> Tensor:
 
 
 def epig_queries(pool_draws: Array, target_draws: Array, n_queries: int) -> Tensor:
-    """The rows whose labels would each tell most about the target rows, best first; see `expected_information_gain`.
-
-    Args:
-        pool_draws: Class probabilities of the pool, `[draw, row, class]`.
-        target_draws: Class probabilities of rows like those to be predicted, `[draw, target, class]`.
-        n_queries: The number of rows to query.
-
-    Returns:
-        Row indices, `[query]`.
-    """
+    """The rows `[query]` of the largest `expected_information_gain` about the target rows, best first."""
     gain = expected_information_gain(pool_draws, target_draws)
     check_count("n_queries", n_queries, at_most=len(gain))
     return gain.topk(n_queries).indices
 
 
 def stochastic_queries(scores: Array, n_queries: int, *, power: float = 1.0, seed: int = 0) -> Tensor:
-    r"""Rows drawn without replacement in proportion to their score to a power (PowerBALD for mutual informations).
+    r"""Rows `[query]` drawn without replacement in proportion to their score to a power (PowerBALD of informations).
 
     The rows of largest $\beta \log s_n + \epsilon_n$ with Gumbel noise ε [Kirsch et al. 2023]: a batch as diverse as
     the scores allow, for the cost of a sort. With $\beta \to \infty$ these are the rows of the largest scores.
@@ -196,9 +172,6 @@ def stochastic_queries(scores: Array, n_queries: int, *, power: float = 1.0, see
         n_queries: The number of rows to query.
         power: The power β.
         seed: The seed of the noise.
-
-    Returns:
-        Row indices, `[query]`.
 
     Examples:
         >>> stochastic_queries(torch.tensor([0.0, 1.0, 0.0, 1.0]), 2).sort().values
@@ -265,12 +238,8 @@ def badge_queries(probabilities: Array, features: Array, n_queries: int, *, seed
 def expected_improvement(draws: Array, *, best: float) -> Tensor:
     r"""The mean improvement over the best value so far, $\tfrac1T \sum_t \max(f_t(x) - f_\text{best}, 0)$, `[row]`.
 
-    Computed from the draws, for any distribution of them; it is 0 where no draw improves, so take many draws. To
-    minimise, negate draws and best.
-
-    Args:
-        draws: Function values of the candidates, `[draw, row]`.
-        best: The best value found so far.
+    Computed from the draws of the candidates' values, `[draw, row]`, for any distribution of them; it is 0 where no
+    draw improves, so take many draws. To minimise, negate draws and best.
 
     Examples:
         >>> expected_improvement(torch.tensor([[0.0, 1.0], [2.0, 1.0]]), best=1.0)
@@ -291,11 +260,7 @@ def probability_of_improvement(draws: Array, *, best: float) -> Tensor:
 
 
 def upper_confidence_bound(draws: Array, *, exploration: float = 2.0) -> Tensor:
-    r"""The mean plus β standard deviations of the draws, $\mu + \beta \sigma$, `[row]`.
-
-    Args:
-        draws: Function values of the candidates, at least 2 draws, `[draw, row]`.
-        exploration: The factor β; 0 exploits only.
+    r"""The mean plus `exploration` $\beta$ standard deviations of the draws, $\mu + \beta \sigma$, `[row]`; 0 exploits.
 
     Examples:
         >>> upper_confidence_bound(torch.tensor([[0.0, 1.0], [2.0, 1.0]]), exploration=1.0)

@@ -261,7 +261,7 @@ def cascade_frontier(
     total = weight.sum()
     loss = (sums_up_to_level(cheap) + (weight * costly).sum() - sums_up_to_level(costly)) / total
     escalated = 1 - sums_up_to_level(torch.ones_like(cheap)) / total
-    threshold = torch.cat([torch.full((1,), -math.inf, dtype=torch.float64), levels])
+    threshold = torch.cat([nothing - math.inf, levels])
     return CascadeFrontier(
         threshold.flip(0), escalated.flip(0), (cheap_cost + escalated * costly_cost).flip(0), loss.flip(0)
     )
@@ -310,15 +310,9 @@ def cascade(
 def thompson_action(function_draw: Callable[[Tensor], Tensor], state: Tensor) -> Tensor:
     r"""Thompson's action $\arg\max_a Q_\omega(s, a)$ for one function $\omega \sim q(\omega)$, a draw of any Q-network.
 
-    Use one draw for a step or an episode, then take another: an action is then
-    chosen with the probability that it is the best (`action_probabilities`).
-
-    Args:
-        function_draw: A deterministic function of states with values of all actions on the last axis (`function_draw`).
-        state: States, `[row, ...]`.
-
-    Returns:
-        The actions, `[row]`.
+    Use one draw (`function_draw`), from states `[row, ...]` to the values of all actions on the last axis, for a step
+    or an episode, then take another: an action `[row]` is then chosen with the probability that it is the best
+    (`action_probabilities`).
 
     Examples:
         >>> thompson_action(lambda s: torch.stack([s, 1 - s], -1), torch.tensor([0.2, 0.9]))
@@ -330,11 +324,7 @@ def thompson_action(function_draw: Callable[[Tensor], Tensor], state: Tensor) ->
 def action_probabilities(value_draws: Array) -> Tensor:
     r"""The probability that each action is the best, $P_\omega(a = \arg\max_{a'} Q_\omega(s, a'))$: Thompson's policy.
 
-    Args:
-        value_draws: Action values of every draw, `[draw, row, action]`.
-
-    Returns:
-        The probabilities, `[row, action]`.
+    From the action values of every draw, `[draw, row, action]`, the probabilities `[row, action]`.
 
     Examples:
         >>> action_probabilities(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]], [[3.0, 2.0]], [[5.0, 1.0]]]))
