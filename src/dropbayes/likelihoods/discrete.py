@@ -11,8 +11,6 @@ from torch.nn import functional
 
 from dropbayes.likelihoods.observation import ClassLikelihood, Likelihood, check_targets, sum_events
 
-__all__ = ["Bernoulli", "Categorical", "Poisson"]
-
 
 @dataclass(frozen=True)
 class Categorical(ClassLikelihood):
@@ -67,31 +65,23 @@ class Categorical(ClassLikelihood):
         self._check_classes(output, self.axis)
         return output if self.probabilities else output.softmax(self.axis)
 
-    def variance(self, output: Tensor) -> Tensor:
-        probabilities = self.mean(output)
-        return probabilities * (1 - probabilities)
-
     def log_density(self, output: Tensor, y: Tensor) -> Tensor:
         axis = self.for_output(min(y.dim() + 1, output.dim())).axis
         self._check_classes(output, axis)
-        self._check_labels(output, y, axis)
-        log_probabilities = output.log() if self.probabilities else output.log_softmax(axis)
-        labels = y.long().unsqueeze(axis + 1 + y.dim())
-        labels = labels.expand(*output.shape[: output.dim() - labels.dim()], *labels.shape)
-        return sum_events(log_probabilities.gather(axis, labels).squeeze(axis), y)
-
-    def _check_labels(self, output: Tensor, y: Tensor, axis: int) -> None:
         if y.is_floating_point() or y.is_complex():
             raise ValueError(
                 f"`y` must hold class labels (integers); got {y.dtype}. Pass y.argmax(...) for one-hot rows."
             )
         row_axes = output.shape[:axis] + output.shape[output.dim() + axis + 1 :]
-        fits = y.shape == row_axes[len(row_axes) - y.dim() :] and -axis <= y.dim() < output.dim()
-        if not fits:
+        if y.shape != row_axes[len(row_axes) - y.dim() :] or not -axis <= y.dim() < output.dim():
             raise ValueError(
                 "`y` must have the output's shape less its class axis; got y "
                 f"{tuple(y.shape)} against output {tuple(output.shape)} with class_axis={axis}."
             )
+        log_probabilities = output.log() if self.probabilities else output.log_softmax(axis)
+        labels = y.long().unsqueeze(axis + 1 + y.dim())
+        labels = labels.expand(*output.shape[: output.dim() - labels.dim()], *labels.shape)
+        return sum_events(log_probabilities.gather(axis, labels).squeeze(axis), y)
 
     def check(self, output: Tensor, y: Tensor | None = None) -> None:
         axis = self.axis if y is None else self.for_output(min(y.dim() + 1, output.dim())).axis
@@ -149,10 +139,6 @@ class Bernoulli(ClassLikelihood):
 
     def mean(self, output: Tensor) -> Tensor:
         return output if self.probabilities else output.sigmoid()
-
-    def variance(self, output: Tensor) -> Tensor:
-        probability = self.mean(output)
-        return probability * (1 - probability)
 
     def log_density(self, output: Tensor, y: Tensor) -> Tensor:
         check_targets(output, y)

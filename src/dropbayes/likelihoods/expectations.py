@@ -10,14 +10,6 @@ from torch import Tensor
 from dropbayes.likelihoods.gaussian import Gaussian
 from dropbayes.likelihoods.observation import Likelihood
 
-__all__ = [
-    "predictive_covariance",
-    "predictive_log_density",
-    "predictive_mean",
-    "predictive_misfit_and_noise",
-    "predictive_variance",
-]
-
 
 def predictive_mean(likelihood: Likelihood, draws: Tensor) -> Tensor:
     r"""The predictive mean $\mathbb E[\mathbf y^*]$: the mean of the likelihood's mean over draws.

@@ -11,8 +11,6 @@ from torch import Tensor
 from dropbayes.likelihoods.observation import Likelihood, check_targets, sum_events
 from dropbayes.runtime.validation import check_positive
 
-__all__ = ["Gaussian", "HeteroscedasticGaussian", "StudentT"]
-
 
 @dataclass(frozen=True)
 class Gaussian(Likelihood):
@@ -113,8 +111,7 @@ class StudentT(Likelihood):
     degrees_of_freedom: float = 4.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.scale) and self.scale > 0):
-            raise ValueError(f"`scale` must be a positive number; got {self.scale!r}.")
+        check_positive("scale", self.scale)
         if not (math.isfinite(self.degrees_of_freedom) and self.degrees_of_freedom > 2):
             raise ValueError(
                 "`degrees_of_freedom` must be greater than 2, below which the variance is infinite; got "

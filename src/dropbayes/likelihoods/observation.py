@@ -7,8 +7,6 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-__all__ = ["ClassLikelihood", "Likelihood", "check_targets", "sum_events"]
-
 
 class Likelihood(ABC):
     r"""A distribution of one observation given the network's output, $p(\mathbf y \mid \widehat{\mathbf y})$."""
@@ -44,6 +42,10 @@ class Likelihood(ABC):
 
 class ClassLikelihood(Likelihood):
     """A distribution over classes, which has an entropy and a most probable class."""
+
+    def variance(self, output: Tensor) -> Tensor:
+        probabilities = self.mean(output)
+        return probabilities * (1 - probabilities)
 
     @abstractmethod
     def class_probabilities(self, mean: Tensor) -> Tensor:

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from dropbayes.likelihoods.observation import Likelihood, sum_events
 
-__all__ = ["Quantiles"]
-
 
 @dataclass(frozen=True)
 class Quantiles(Likelihood):
