@@ -27,10 +27,7 @@ def _draws(probability_draws: Array) -> Tensor:
 
 
 def entropy(probabilities: Array) -> Tensor:
-    r"""The entropy $H[p] = -\sum_c p_c \log p_c$ of each row's class probabilities, with $0 \log 0 = 0$.
-
-    Args:
-        probabilities: Class probabilities `[..., class]`.
+    r"""The entropy $H[p] = -\sum_c p_c \log p_c$ of class probabilities `[..., class]`, with $0 \log 0 = 0$.
 
     Examples:
         >>> entropy(torch.tensor([[0.5, 0.5], [1.0, 0.0]]))
@@ -42,9 +39,6 @@ def entropy(probabilities: Array) -> Tensor:
 def predictive_entropy(probability_draws: Array) -> Tensor:
     r"""The entropy of the predictive distribution, $H\big[\tfrac1T \sum_t p_t\big]$: total uncertainty, `[row]`.
 
-    Args:
-        probability_draws: Class probabilities of each draw, `[draw, row, class]`.
-
     Examples:
         >>> predictive_entropy(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))  # the draws disagree
         tensor([0.6931])
@@ -54,9 +48,6 @@ def predictive_entropy(probability_draws: Array) -> Tensor:
 
 def expected_entropy(probability_draws: Array) -> Tensor:
     r"""The mean entropy of the draws, $\tfrac1T \sum_t H[p_t]$: aleatoric uncertainty, `[row]`.
-
-    Args:
-        probability_draws: Class probabilities of each draw, `[draw, row, class]`.
 
     Examples:
         >>> expected_entropy(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))  # yet each is sure
@@ -70,9 +61,6 @@ def mutual_information(probability_draws: Array) -> Tensor:
 
     Computed as the mean divergence $\tfrac1T \sum_t \mathrm{KL}(p_t \,\|\, \bar p)$, the same number without the
     cancellation: it lies between 0 and $\log T$ and keeps its digits when the draws almost agree.
-
-    Args:
-        probability_draws: Class probabilities of each draw, `[draw, row, class]`.
 
     Examples:
         >>> mutual_information(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))
@@ -102,9 +90,6 @@ def _draw_mean(values: Tensor) -> Tensor:
 
 def variation_ratio(probability_draws: Array) -> Tensor:
     r"""The fraction of draws that disagree with the modal class, $1 - f_{\max} / T$, at most $1 - 1/C$.
-
-    Args:
-        probability_draws: Class probabilities of each draw, `[draw, row, class]`.
 
     Examples:
         >>> draws = torch.tensor([[[0.9, 0.1]], [[0.6, 0.4]], [[0.2, 0.8]], [[0.7, 0.3]]])
