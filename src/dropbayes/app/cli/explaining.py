@@ -212,17 +212,11 @@ def _lines(model: Model, about: dict[str, Any]) -> Iterator[RenderableType]:
     yield f"{bold(about['task'])} of {bold(about['target'])}, fitted on {about['n_data']:,} rows of {file}\n"
     yield table("", ["what", "value"], _properties(model, about))
     yield ""
-    layers = [
-        [
-            str(i),
-            layer["kind"] or "nothing",
-            f"{layer['drop_prob']:.4g}",
-            f"{layer['n_inputs']} → {layer['n_outputs']}",
-            f"{layer['weight_decay']:.3g}",
-            f"{layer['length_scale']:.3g}",
-        ]
-        for i, layer in enumerate(about["layers"], start=1)
-    ]
+    layers = []
+    for i, layer in enumerate(about["layers"], start=1):
+        sizes, prior = f"{layer['n_inputs']} → {layer['n_outputs']}", (layer["weight_decay"], layer["length_scale"])
+        dropped = layer["kind"] or "nothing", f"{layer['drop_prob']:.4g}"
+        layers.append([str(i), *dropped, sizes, *(f"{value:.3g}" for value in prior)])
     heads = ["before layer", "dropped by", "drop probability", "sizes", "weight decay λ", "length-scale l"]
     yield table("Sites: where a draw is random", heads, layers, numbers=(0, 2, 4, 5))
     yield ""

@@ -119,8 +119,14 @@ def predict_parquet(
         raise ValueError(f"`engine` must be one of {', '.join(map(repr, ENGINES))}; got {engine!r}.")
     if part_rows < 1 or (n_workers is not None and n_workers < 1):
         raise ValueError(f"`part_rows` and `n_workers` must be at least 1; got {part_rows} and {n_workers}.")
-    folder = pathlib.Path(folder)
-    sources = _sources(pathlib.Path(source))
+    source, folder = pathlib.Path(source), pathlib.Path(folder)
+    if not source.exists():
+        raise FileNotFoundError(f"there is no file or folder {str(source)!r}.")
+    sources = [source.resolve()]
+    if source.is_dir():
+        sources = sorted(p.resolve() for p in source.rglob("*.parquet") if not p.name.startswith((".", "_")))
+    if not sources:
+        raise ValueError(f"{str(source)!r} holds no Parquet file.")
     parts = plan_parts(sources, folder, part_rows)
     _claim(folder, predictor, sources, prefix, part_rows)
     missing = [part for part in parts if not part.is_written]
@@ -153,17 +159,6 @@ def plan_parts(sources: Sequence[pathlib.Path], folder: pathlib.Path, part_rows:
     if not parts:
         raise ValueError(f"{str(sources[0].parent)!r}: no file has a row.")
     return parts
-
-
-def _sources(source: pathlib.Path) -> list[pathlib.Path]:
-    if not source.exists():
-        raise FileNotFoundError(f"there is no file or folder {str(source)!r}.")
-    if not source.is_dir():
-        return [source.resolve()]
-    paths = sorted(p.resolve() for p in source.rglob("*.parquet") if not p.name.startswith((".", "_")))
-    if not paths:
-        raise ValueError(f"{str(source)!r} holds no Parquet file.")
-    return paths
 
 
 def _claim(

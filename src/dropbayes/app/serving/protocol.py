@@ -195,17 +195,12 @@ def _json_tensor(entry: InputTensor) -> NumpyArray:
 
 def _binary_tensor(entry: InputTensor, data: bytes) -> NumpyArray:
     dtype = DATATYPES[entry.datatype]
-    if dtype.kind == "O":
-        return np.array([*_texts(entry, data), None], dtype=object)[:-1]  # the last keeps numpy from guessing
-    if len(data) % dtype.itemsize:
-        entry.refuse(f"has {len(data)} bytes, no multiple of the {dtype.itemsize} of {entry.datatype}")
-    return np.frombuffer(data, dtype)
-
-
-def _texts(entry: InputTensor, data: bytes) -> list[str]:
-    """Texts, each preceded by its length in four bytes."""
+    if dtype.kind != "O":
+        if len(data) % dtype.itemsize:
+            entry.refuse(f"has {len(data)} bytes, no multiple of the {dtype.itemsize} of {entry.datatype}")
+        return np.frombuffer(data, dtype)
     texts, start = [], 0
-    while start < len(data):
+    while start < len(data):  # each text is preceded by its length in four bytes
         length = int.from_bytes(data[start : start + 4], "little")
         if start + 4 + length > len(data):
             entry.refuse("ends inside a text")
@@ -214,7 +209,7 @@ def _texts(entry: InputTensor, data: bytes) -> list[str]:
         except UnicodeDecodeError:
             entry.refuse("holds a text that is no UTF-8")
         start += 4 + length
-    return texts
+    return np.array([*texts, None], dtype=object)[:-1]  # the last keeps numpy from guessing
 
 
 def _quote(text: str) -> str:

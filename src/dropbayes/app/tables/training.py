@@ -124,8 +124,11 @@ def training_rows(
     weight = None if reading.weights is None else _weights(rows[reading.weights], reading.weights, place, tokens)
     if reading.group is not None and reading.time is not None:
         raise ValueError("`group` and `time` are two ways to hold rows out; give one of them.")
-    group = None if reading.group is None else _groups(rows[reading.group], reading.group, place, tokens)
-    time = None if reading.time is None else _time_ranks(rows, columns, reading.time, place, tokens)
+    group = time = None
+    if reading.group is not None:
+        group = _ranks(texts(rows[reading.group], tokens).fill_null("").to_pylist(), "group", reading.group, label)
+    if reading.time is not None:
+        time = _ranks(_times(rows, columns, reading.time, place, tokens), "time", reading.time, label)
     n_dropped = len(present) - len(kept)
     return TrainingRows(encoded.x, y[kept], schema, weight, group, time, encoded.missing, n_dropped, kept)
 
@@ -220,19 +223,16 @@ def _weights(values: pa.ChunkedArray, name: str, at: Place, tokens: tuple[str, .
     return weight
 
 
-def _groups(values: pa.ChunkedArray, name: str, at: Place, tokens: tuple[str, ...]) -> npt.NDArray[np.intp]:
-    """The group of each row as a number."""
-    group = texts(values, tokens).to_pylist()
-    codes = np.unique(["" if text is None else text for text in group], return_inverse=True)[1]
-    if codes.max() == 0:
-        raise ValueError(f"{at(-1)}, column {quote(name)}: one group holds every row (`group`).")
-    return codes
+def _ranks(values: npt.ArrayLike, what: str, name: str, label: str) -> npt.NDArray[np.intp]:
+    """The rank of each row's group or time among all of them."""
+    ranks = np.unique(values, return_inverse=True)[1]
+    if ranks.max() == 0:
+        raise ValueError(f"{label}, column {quote(name)}: one {what} holds every row (`{what}`).")
+    return ranks
 
 
-def _time_ranks(
-    rows: pa.Table, columns: list[Column], name: str, at: Place, tokens: tuple[str, ...]
-) -> npt.NDArray[np.intp]:
-    """The rank of each row's time among all times."""
+def _times(rows: pa.Table, columns: list[Column], name: str, at: Place, tokens: tuple[str, ...]) -> Numbers:
+    """The time of each row as a number."""
     known = {column.name: column for column in columns}
     if name not in known or known[name].kind not in ("number", "date"):
         raise ValueError(f"{at(-1)}, column {quote(name)}: must hold numbers or dates (`time`).")
@@ -240,7 +240,4 @@ def _time_ranks(
     if np.isnan(values).any():
         row = int(np.isnan(values).argmax())
         raise ValueError(f"{at(row)}, column {quote(name)}: must have a time in every row (`time`).")
-    ranks = np.unique(values, return_inverse=True)[1]
-    if ranks.max() == 0:
-        raise ValueError(f"{at(-1)}, column {quote(name)}: one time holds every row (`time`).")
-    return ranks
+    return values

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +12,8 @@ import pyarrow.compute as pc
 
 from dropbayes.estimators.columns import cells
 from dropbayes.estimators.columns.cells import MISSING, Place
-from dropbayes.estimators.columns.dates import date_format_of, date_parts, days_of, is_date
+from dropbayes.estimators.columns.dates import date_format_of, date_parts, is_date
+from dropbayes.estimators.columns.encoding import column_values
 from dropbayes.estimators.columns.notation import NUMBER, PLAIN, Notation, mixed_currencies, notation_of
 from dropbayes.estimators.columns.schema import Column, Kind
 from dropbayes.runtime.validation import quote
@@ -72,8 +73,6 @@ def column_of(
         return kind
     if kind == "category":
         return _category(values, name, missing, max_categories, forced=categorical)
-    if kind == "date":
-        return _date(values, name, missing)
     return _number(values, name, at, missing, kind, decimal)
 
 
@@ -129,38 +128,28 @@ def _category(
     return Column(name, "category", categories=tuple(categories), flagged=absent)
 
 
-def _date(values: pa.Array, name: str, missing: Collection[str]) -> Column | LeftOut:
-    form = ""
-    if cells.is_text(values):
-        values = cells.strip_missing(values, missing)
-        form = date_format_of(values.drop_null())
-    days = days_of(values, form)
-    present = days[~np.isnan(days)]
-    absent = len(present) < len(days)
-    if not len(present):
-        return LeftOut("no value in any row")
-    if present.min() == present.max() and not absent:
-        return LeftOut("one date in every row")
-    fill, low, high = float(np.median(present)), float(present.min()), float(present.max())
-    return Column(name, "date", fill, (), absent, PLAIN, form, date_parts(present), low, high)
-
-
 def _number(
     values: pa.Array, name: str, at: Place, missing: Collection[str], kind: Kind, decimal: str | None
 ) -> Column | LeftOut:
-    notation = number_notation(values, missing, decimal)
-    if kind == "boolean":
-        floats = cells.booleans(values, name, at, missing)
-    else:
-        floats = cells.numbers(values, name, at=at, missing=missing, notation=notation)
+    """The role of a column of numbers, booleans or dates."""
+    is_written_date = kind == "date" and cells.is_text(values)
+    form = date_format_of(cells.strip_missing(values, missing).drop_null()) if is_written_date else ""
+    column = Column(name, kind, notation=number_notation(values, missing, decimal), date_format=form)
+    floats = column_values(column, values, at, missing)
     present = floats[~np.isnan(floats)]
     absent = len(present) < len(floats)
     if not len(present):
         return LeftOut("no value in any row")
-    if not absent and present.min() == present.max():
-        if abs(present[0]) >= 2**53 and pc.count_distinct(values).as_py() > 1:
+    low, high = float(present.min()), float(present.max())
+    if not absent and low == high:
+        if abs(low) >= 2**53 and pc.count_distinct(values).as_py() > 1:
             return LeftOut("numbers too large to be told apart")
-        return LeftOut(f"{present[0]:g} in every row")
+        return LeftOut("one date in every row" if kind == "date" else f"{low:g} in every row")
+    column = replace(column, fill=float(np.median(present)), flagged=absent, low=low, high=high)
+    if kind == "date":
+        return replace(column, parts=date_parts(present))
+    if kind == "boolean":
+        return replace(column, fill=float(present.mean() > 0.5), low=None, high=None)
     ordered = np.unique(present)
     if len(ordered) > 2 and np.ptp(ordered) > 1e18 * min(np.ptp(ordered[1:]), np.ptp(ordered[:-1])):
         far = int(np.nanargmax(np.abs(floats - np.median(present))))
@@ -172,9 +161,7 @@ def _number(
             return LeftOut("an identifier: another number in every row")
         if n_distinct > 0.9 * n_rows:  # with some rows entered twice
             return LeftOut(f"an identifier: {n_distinct:,} different numbers in {n_rows:,} rows")
-    fill = float(present.mean() > 0.5) if kind == "boolean" else float(np.median(present))
-    low, high = (None, None) if kind == "boolean" else (float(present.min()), float(present.max()))
-    return Column(name, kind, fill=fill, flagged=absent, notation=notation, low=low, high=high)
+    return column
 
 
 def number_notation(values: pa.Array, missing: Collection[str], decimal: str | None) -> Notation:

@@ -114,13 +114,11 @@ def check_columns(schema: Schema, names: Collection[str], label: str, *, with_ta
 
 def as_json(schema: Schema) -> dict[str, Any]:
     """The schema in the types JSON knows."""
-    return {**asdict(schema), "columns": [_column_json(column) for column in schema.columns]}
-
-
-def _column_json(column: Column) -> dict[str, Any]:
-    values = asdict(column)
-    low, high = values.pop("low"), values.pop("high")
-    return values if low is None else {**values, "range": [low, high]}
+    values = asdict(schema)
+    for column in values["columns"]:
+        low, high = column.pop("low"), column.pop("high")
+        column |= {} if low is None else {"range": [low, high]}
+    return values
 
 
 def from_json(values: Any) -> Schema:
