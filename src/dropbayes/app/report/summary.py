@@ -71,18 +71,16 @@ def regression_answers(
 def _how_good(measured: Regression, target: str) -> Answer:
     rmse, mae = measured.scores["rmse"], number(measured.scores["mae"].value)
     spread, margin = float(measured.y.std()), 2 * (rmse.error or 0.0)
-    start = Markup(
-        "On {} rows the predicted <b><bdi>{}</bdi></b> is off by {} on average (root mean square {}). "
-    ).format(f"{len(measured.y):,}", target, mae, number(rmse.value))
-    if spread == 0:
-        return Answer("How good is it?", f"± {mae}", start + "The truth is the same in all rows.")
+    text = Markup("On {} rows the predicted <b><bdi>{}</bdi></b> is off by {} on average (root mean square {}). ")
+    start = text.format(f"{len(measured.y):,}", target, mae, number(rmse.value))
+    guess, tone, beside = f"would be off by {number(spread)} (RMS)", "plain", "The truth is the same in all rows."
     if rmse.value + margin < spread:
-        text = "Guessing their mean would be off by {} (RMS): the model explains {} of the variance."
-        explained = percent(1 - (rmse.value / spread) ** 2)
-        return Answer("How good is it?", f"± {mae}", start + Markup(text).format(number(spread), explained), "good")
-    better = "that is better" if rmse.value - margin > spread else "no gain beyond chance"
-    text = "Guessing the mean of these rows would be off by {} (RMS): {}."
-    return Answer("How good is it?", f"± {mae}", start + Markup(text).format(number(spread), better), "warn")
+        explained, tone = percent(1 - (rmse.value / spread) ** 2), "good"
+        beside = f"Guessing their mean {guess}: the model explains {explained} of the variance."
+    elif spread > 0:
+        better, tone = "that is better" if rmse.value - margin > spread else "no gain beyond chance", "warn"
+        beside = f"Guessing the mean of these rows {guess}: {better}."
+    return Answer("How good is it?", f"± {mae}", start + beside, tone)
 
 
 def class_answers(measured: Classification, *, target: str, fit: Fit) -> list[Answer]:
@@ -158,15 +156,12 @@ def _what_to_do(measured: Measured, fit: Fit, fault: str, use: Markup) -> Answer
     if fit.better:
         return Answer(question, fault, use, "warn")
     if gain_is_real(measured.loss, deferred, risk - remains):
-        text = "Handing the {} most uncertain rows (10 %) to a person lowers the {} of the rest from {} to {}."
-        use += " " + Markup(text).format(f"{deferred:,}", loss, show(risk), show(remains))
+        lowers = f"to a person lowers the {loss} of the rest from {show(risk)} to {show(remains)}."
+        use += f" Handing the {deferred:,} most uncertain rows (10 %) {lowers}"
         headline = fault or f"Defer 10 %: −{100 * (1 - remains / risk):.0f} % error"
         return Answer(question, headline, use, "warn" if fault else "good")
-    text = (
-        "Deferring rows by their uncertainty shows no gain beyond chance here: without the most uncertain 10 % the {} "
-        "is {} instead of {}."
-    )
-    use += " " + Markup(text).format(loss, show(remains), show(risk))
+    text = "Deferring rows by their uncertainty shows no gain beyond chance here: without the most uncertain 10 % the"
+    use += f" {text} {loss} is {show(remains)} instead of {show(risk)}."
     return Answer(question, fault or "Keep all rows", use, "warn" if fault else "plain")
 
 
@@ -182,6 +177,11 @@ def gain_is_real(loss: np.ndarray, deferred: int, gain: float) -> bool:
         return gain > 2 * float(np.std(loss, ddof=1)) * math.sqrt(deferred / n / (n - deferred))
     caught = round(loss.sum() - (n - deferred) * (float(loss.mean()) - gain))
     return bool(scipy.stats.hypergeom.sf(caught - 1, n, loss.sum(), deferred) <= 0.025)
+
+
+def _calibrate(fault: str, how: str = "Fit it on held-out rows and keep it", option: str = "") -> Markup:
+    """A fault with the command that corrects it."""
+    return Markup("{} {}: <code>dropbayes calibrate MODEL HELD_OUT{}</code>.").format(fault, how, option)
 
 
 def interval_advice(measured: Regression, fit: Fit, features: Sequence[Feature] = ()) -> tuple[str, Markup]:
@@ -214,16 +214,11 @@ def interval_advice(measured: Regression, fit: Fit, features: Sequence[Feature] 
         text = "Predictions run {}: look for what changed since the training rows, and fit again with newer ones."
         return "Mend the bias first", Markup(text).format(side)
     if agreement.kind == "uneven":
-        return "Map the levels", Markup(
-            "The noise has another shape than the model gives it. Map its levels on held-out rows: "
-            "<code>dropbayes calibrate MODEL HELD_OUT --method isotonic</code>."
-        )
+        text = "The noise has another shape than the model gives it."
+        return "Map the levels", _calibrate(text, "Map its levels on held-out rows", " --method isotonic")
     factor = number(agreement.factor)
-    text = (
-        "Every standard deviation is off by the same factor, {} on these rows. Fit it on held-out rows and keep it: "
-        "<code>dropbayes calibrate MODEL HELD_OUT</code>."
-    )
-    return f"Multiply σ by {factor}", Markup(text).format(factor)
+    text = f"Every standard deviation is off by the same factor, {factor} on these rows."
+    return f"Multiply σ by {factor}", _calibrate(text)
 
 
 def probability_advice(measured: Classification, fit: Fit) -> tuple[str, Markup]:
@@ -237,8 +232,4 @@ def probability_advice(measured: Classification, fit: Fit) -> tuple[str, Markup]
     if measured.agreement.kind == "calibrated":
         return "", Markup("Take the probabilities as they are.")
     factor = number(measured.scores["temperature"].value)
-    text = (
-        "The logits are off by a factor of {} on these rows. Fit it on held-out rows and keep it: "
-        "<code>dropbayes calibrate MODEL HELD_OUT</code>."
-    )
-    return f"Divide logits by {factor}", Markup(text).format(factor)
+    return f"Divide logits by {factor}", _calibrate(f"The logits are off by a factor of {factor} on these rows.")
