@@ -61,7 +61,10 @@ def predict_across_ranks(
             shard = replace(sampling, row_offset=sampling.row_offset + start)
             settings: dict[str, Any] = {"n_draws": n_draws, "seed": seed, "masks": masks, "sampling": shard}
             mine = predict(net, rows, likelihood=likelihood, progress=False, **settings)
-        return _join_rows([part for part in _gather(mine, n_ranks, group) if part is not None])
+        parts: list[Prediction] = [part for part in _gather(mine, n_ranks, group) if part is not None]
+        first, names = parts[0], ("mean", "epistemic", "aleatoric", *parts[0].information)
+        joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
+        return Prediction.of(joined, n_draws=first.n_draws, method=first.method, row_axis=first.row_axis)
     keys, sampling = sampling.keys(n_draws, seed), replace(sampling, batch_invariant=True)
     plan = make_plan(net, inputs, keys=keys, masks=masks, sampling=sampling)
     # A process takes eight draws at a time, whatever the number of processes.
@@ -97,16 +100,6 @@ def _gather(value: Any, n_ranks: int, group: Any) -> list[Any]:
     values: list[Any] = [None] * n_ranks
     dist.all_gather_object(values, value, group=group)
     return values
-
-
-def _join_rows(parts: list[Prediction]) -> Prediction:
-    def joined(name: str) -> Tensor:
-        return torch.cat([getattr(part, name) for part in parts])
-
-    information = {name: joined(name) for name in parts[0].information}
-    moments = {"mean": joined("mean"), "epistemic": joined("epistemic"), "aleatoric": joined("aleatoric")}
-    first = parts[0]
-    return Prediction.of(moments | information, n_draws=first.n_draws, method=first.method, row_axis=first.row_axis)
 
 
 def _draws(plan: Plan, inputs: Inputs, first_row: int) -> Tensor:

@@ -271,8 +271,15 @@ class Predictor:
         if self.schema is None:
             raise ValueError("`model` must have the columns of a table; fit it with Model.fit or the command line.")
         arrays = _by_name(columns, list(self.inputs))
-        table = pa.table({name: _arrow_column(values, name) for name, values in arrays.items()})
-        return encode(self.schema, table, at=_location, allow_new=self.allow_new if allow_new is None else allow_new)
+        for name, values in arrays.items():
+            if not isinstance(values, pa.Array | pa.ChunkedArray):
+                is_bytes = getattr(getattr(values, "dtype", None), "kind", "") == "S"
+                try:
+                    arrays[name] = pa.array(values.astype(np.str_) if is_bytes else values, from_pandas=True)
+                except (pa.ArrowException, UnicodeError, OverflowError, TypeError) as error:
+                    raise ValueError(f"column {name!r} cannot be read: {str(error).splitlines()[0]}") from None
+        allow_new = self.allow_new if allow_new is None else allow_new
+        return encode(self.schema, pa.table(arrays), at=_location, allow_new=allow_new)
 
     def predict_inputs(self, x: NumpyArray) -> dict[str, NumpyArray]:
         """The prediction for rows returned by `encode`, possibly concatenated; not checked to be finite."""
@@ -451,18 +458,6 @@ def _by_name(columns: Columns, names: Sequence[str]) -> dict[str, Any]:
     if len(set(lengths.values())) > 1:
         raise ValueError(f"`columns` must be equally long; got {lengths}.")
     return arrays
-
-
-def _arrow_column(values: Any, name: str) -> pa.Array | pa.ChunkedArray:
-    import pyarrow as pa
-
-    if isinstance(values, pa.Array | pa.ChunkedArray):
-        return values
-    try:
-        is_bytes = isinstance(values, np.ndarray) and values.dtype.kind == "S"
-        return pa.array(values.astype(np.str_) if is_bytes else values, from_pandas=True)
-    except (pa.ArrowException, UnicodeError, OverflowError, TypeError) as error:
-        raise ValueError(f"column {name!r} cannot be read: {str(error).splitlines()[0]}") from None
 
 
 def _number_column(values: npt.ArrayLike, name: str) -> NumpyArray:

@@ -348,11 +348,9 @@ def _dropout_section(inputs: ReportInputs, measured: Measured) -> Section:
 
 def _deferral_section(measured: Measured) -> Section:
     show, loss = measured.show, measured.loss_name
-    bought = []
-    for share in (0.1, 0.2):
-        deferred, remains = risk_after_deferring(measured.risk, share)
-        if deferred:
-            bought.append(f"{show(remains)} without the {100 * share:.0f} % most uncertain rows")
+    kept = {share: risk_after_deferring(measured.risk, share) for share in (0.1, 0.2)}
+    without = "{} without the {:.0f} % most uncertain rows"
+    bought = [without.format(show(remains), 100 * share) for share, (deferred, remains) in kept.items() if deferred]
     gain = f"it would be {' and '.join(bought)}" if bought else "there are too few rows to defer a tenth of them"
     caption = (
         f"The {loss} of all rows is {show(float(measured.risk.risk[-1]))}; {gain}. The area under the curve is "

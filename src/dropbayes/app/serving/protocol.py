@@ -136,7 +136,13 @@ def tensors(request: InferenceRequest, binary: bytes, *, max_rows: int, n_column
     for entry in request.inputs:
         if entry.name in arrays:
             entry.refuse("is given twice")
-        _check_shape(entry, max_rows, n_columns)
+        # The type and the size must be such as the model could read before a byte of the data is decoded.
+        if entry.datatype not in DATATYPES:
+            entry.refuse(f"has the datatype {_quote(entry.datatype)}; known are {', '.join(sorted(DATATYPES))}")
+        if not 1 <= len(entry.shape) <= 2 or entry.shape[0] < 0 or entry.shape[1:] not in ([], [1], [n_columns]):
+            entry.refuse(f"must be shaped [rows] or [rows, {n_columns}]; got {entry.shape[:4]}")
+        if entry.shape[0] > max_rows:
+            entry.refuse(f"has {entry.shape[0]} rows; at most {max_rows} are taken", 413)
         size = entry.parameters.binary_data_size
         if size is None:
             array = _json_tensor(entry)
@@ -153,16 +159,6 @@ def tensors(request: InferenceRequest, binary: bytes, *, max_rows: int, n_column
     if start != len(binary):
         raise HTTPException(400, f"{len(binary) - start} bytes behind the JSON belong to no input.")
     return arrays
-
-
-def _check_shape(entry: InputTensor, max_rows: int, n_columns: int) -> None:
-    """Raises unless an input has a type and a size that the model could read: before a byte of its data is decoded."""
-    if entry.datatype not in DATATYPES:
-        entry.refuse(f"has the datatype {_quote(entry.datatype)}; known are {', '.join(sorted(DATATYPES))}")
-    if not 1 <= len(entry.shape) <= 2 or entry.shape[0] < 0 or entry.shape[1:] not in ([], [1], [n_columns]):
-        entry.refuse(f"must be shaped [rows] or [rows, {n_columns}]; got {entry.shape[:4]}")
-    if entry.shape[0] > max_rows:
-        entry.refuse(f"has {entry.shape[0]} rows; at most {max_rows} are taken", 413)
 
 
 def _json_tensor(entry: InputTensor) -> NumpyArray:

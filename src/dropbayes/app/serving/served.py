@@ -94,7 +94,14 @@ class ServedModel:
         """The model in a folder, or a network's `Predictor` named MODULE:NAME, checked by a first prediction."""
         module, colon, name = str(path).partition(":")
         if colon and not path.exists():
-            predictor = _variable(module, name)
+            if "" not in sys.path:
+                sys.path.insert(0, "")  # where the server was started
+            try:
+                predictor = getattr(importlib.import_module(module), name)
+            except (ImportError, AttributeError) as error:
+                raise ValueError(f"'{module}:{name}' cannot be imported: {error}.") from None
+            if not isinstance(predictor, Predictor) or MATRIX in predictor.inputs:
+                raise ValueError(f"'{module}:{name}' must be a dropbayes.Predictor with named `columns`.")
             version, percentiles = predictor.fingerprint[:12], {}
         else:
             model = load(path)
@@ -175,16 +182,3 @@ class ServedModel:
         if defer_above is not None:
             outputs["deferred"] = uncertainty(prediction) > defer_above
         return outputs
-
-
-def _variable(module: str, name: str) -> Predictor:
-    """A predictor that some code of the user's makes."""
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # where the server was started
-    try:
-        predictor = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"'{module}:{name}' cannot be imported: {error}.") from None
-    if not isinstance(predictor, Predictor) or MATRIX in predictor.inputs:
-        raise ValueError(f"'{module}:{name}' must be a dropbayes.Predictor with named `columns`.")
-    return predictor
