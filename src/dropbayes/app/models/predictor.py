@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor, nn
+from torch import nn
 
 from dropbayes.app.models.fields import EnsembleFields, NetworkFields
 from dropbayes.estimators.ensembles import METHODS, ClassEnsemble, Ensemble, RegressionEnsemble
@@ -418,7 +418,7 @@ def uncertainty(prediction: Mapping[str, NumpyArray]) -> NumpyArray:
 
 def _array(values: Any) -> Any:
     """The values as an array with a shape; Arrow arrays unchanged."""
-    if isinstance(values, Tensor):
+    if hasattr(values, "detach"):  # a tensor
         return values.detach().cpu().numpy()
     return values if hasattr(values, "shape") or type(values).__module__.startswith("pyarrow") else np.asarray(values)
 

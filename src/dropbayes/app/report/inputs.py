@@ -54,7 +54,7 @@ def fitted_model(model: Model) -> Model:
     if not isinstance(model, DropoutRegressor | DropoutClassifier):
         raise TypeError(f"`model` must be a DropoutRegressor or DropoutClassifier; got {type(model).__name__}.")
     view = model.with_draws()
-    if isinstance(model, DropoutRegressor) and not model.one_column_:
+    if not getattr(model, "one_column_", True):
         raise ValueError(
             f"`model` must predict one output; it predicts {model.population_.y_mean.shape[-1]}. "
             "Fit one model per output and report on each."
@@ -76,7 +76,7 @@ def input_rows(model: Model, x: Array, label: str, *, at_least: int) -> Numbers:
 
 def outcomes(model: Model, y: Array, n_rows: int, label: str) -> NumpyArray:
     """The outcomes: finite numbers, or the numbers of classes."""
-    if isinstance(model, DropoutRegressor):
+    if not hasattr(model, "classes_"):
         return row_values(label, y, n_rows=n_rows).double().numpy()
     codes, truths = {value: code for code, value in enumerate(model.classes_.tolist())}, np.asarray(y).tolist()
     unseen = [value for value in truths if value not in codes]

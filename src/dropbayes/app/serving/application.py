@@ -115,27 +115,17 @@ class Service:
             self._held_bytes -= len(body)
 
     async def _off_loop(self, is_long: bool, work: Callable[[], _Value]) -> _Value:
-        """The result of some work, done in a thread where it is long; a ValueError is the request's fault."""
-        try:
-            return await anyio.to_thread.run_sync(work, limiter=self._long_bodies) if is_long else work()
-        except ValueError as error:
-            raise HTTPException(400, str(error)) from None
+        """The result of some work, done in a thread where it is long."""
+        return await anyio.to_thread.run_sync(work, limiter=self._long_bodies) if is_long else work()
 
     async def _outputs(
         self, request: Request, model: ServedModel, settings: Parameters, rows: Encoded
     ) -> tuple[Predictor, dict[str, NumpyArray]]:
         """The outputs for some rows, and the model with the settings of the request."""
-        try:
-            predictor = model.predictor.with_settings(
-                n_draws=settings.n_draws,
-                seed=settings.seed,
-                coverage=settings.coverage,
-                method=settings.method or self.settings.method,
-            )
-            prediction = await self._prediction(request, predictor, rows.x)
-            outputs = model.complete(prediction, rows, predictor, settings.defer_above)
-        except ValueError as error:
-            raise HTTPException(400, str(error)) from None
+        given = {name: getattr(settings, name) for name in ("n_draws", "seed", "coverage")}
+        predictor = model.predictor.with_settings(**given, method=settings.method or self.settings.method)
+        prediction = await self._prediction(request, predictor, rows.x)
+        outputs = model.complete(prediction, rows, predictor, settings.defer_above)
         self.metrics.take_rows(model.name, uncertainty(prediction), outputs.get("deferred"))
         return predictor, outputs
 
@@ -257,8 +247,9 @@ class _Door:
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    if not isinstance(error, HTTPException):
-        error = HTTPException(499, "the client has gone.")
+    if not isinstance(error, HTTPException):  # a ValueError is the request's fault
+        gone = type(error) is ClientDisconnect
+        error = HTTPException(499, "the client has gone.") if gone else HTTPException(400, str(error))
     headers = {429: {"Retry-After": "1"}, 503: {"Retry-After": "5"}}.get(error.status_code, error.headers)
     text = error.detail.encode("utf-8", "replace").decode()
     _log.info("%s %s refused with %d: %s", request.method, request.url.path, error.status_code, text)
@@ -332,7 +323,7 @@ def application(settings: Settings) -> ASGIApp:
             route("/openapi.json", lambda _: openapi(app.routes, service.models.values())),
         ],
         middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=settings.hosts)],
-        exception_handlers={HTTPException: _refuse, ClientDisconnect: _refuse},
+        exception_handlers=dict.fromkeys((HTTPException, ClientDisconnect, ValueError), _refuse),
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False

@@ -8,6 +8,7 @@ on its neighbours.
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 import time
 from collections.abc import Callable
@@ -39,11 +40,10 @@ class _Job:
     def draws_left(self) -> int:
         return (len(self.x) - self.position) * self.predictor.total_draws
 
-    def finish(self, result: dict[str, NumpyArray] | Exception) -> None:
-        """Hands the result to the event loop, unless the request has been given up."""
+    def finish(self, settle: Callable[[], None]) -> None:
+        """Settles the future on the event loop, unless the request has been given up."""
         self.finished = True
-        settle = self.future.set_exception if isinstance(result, Exception) else self.future.set_result
-        self.future.get_loop().call_soon_threadsafe(lambda: self.future.cancelled() or settle(result))  # type: ignore[arg-type]
+        self.future.get_loop().call_soon_threadsafe(lambda: self.future.cancelled() or settle())
 
 
 class Batches:
@@ -115,7 +115,8 @@ class Batches:
                 for entry in batch:
                     self._predict([entry])
                 return
-            batch[0][0].finish(error)
+            job = batch[0][0]
+            job.finish(functools.partial(job.future.set_exception, error))
             return
         self._observe(len(joined))
         ends = np.cumsum([size for _, size in batch])
@@ -123,4 +124,5 @@ class Batches:
             job.blocks.append({name: values[end - size : end] for name, values in prediction.items()})
             job.position += size
             if job.position == len(job.x):
-                job.finish({name: np.concatenate([block[name] for block in job.blocks]) for name in prediction})
+                whole = {name: np.concatenate([block[name] for block in job.blocks]) for name in prediction}
+                job.finish(functools.partial(job.future.set_result, whole))
