@@ -133,8 +133,7 @@ def report(
         str, typer.Option("--output", "-o", help="The HTML file to write; - is standard output.", metavar="FILE")
     ],
     training: Annotated[
-        str | None,
-        typer.Option(help="The training table, for simple models and a comparison of rows.", metavar="DATA"),
+        str | None, typer.Option(help="The training table, for simple models and a comparison of rows.", metavar="DATA")
     ] = None,
     n_draws: options.Draws = None,
     seed: options.Seed = None,

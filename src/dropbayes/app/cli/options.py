@@ -101,8 +101,7 @@ BlockRows = Annotated[
     int | None, typer.Option(help="Rows read at a time; does not change the result.", min=1, metavar="N")
 ]
 Coverage = Annotated[
-    float,
-    typer.Option(help="Probability that an interval contains the outcome.", metavar="X", callback=proportion),
+    float, typer.Option(help="Probability that an interval contains the outcome.", metavar="X", callback=proportion)
 ]
 Decimal = Annotated[
     Literal[".", ","] | None, column(help="Decimal mark, . or , (detected by default).", metavar="CHAR")

@@ -46,8 +46,7 @@ def predict(
         str, typer.Option(help="Which input columns to keep: all, none, or names with commas.", metavar="COLUMNS")
     ] = "all",
     prefix: Annotated[
-        str | None,
-        typer.Option(help="Prefix of the new columns' names; by default the target and _.", metavar="TEXT"),
+        str | None, typer.Option(help="Prefix of the new columns' names; by default the target and _.", metavar="TEXT")
     ] = None,
     allow_new: options.AllowNew = False,
     block_rows: options.BlockRows = None,
@@ -86,13 +85,7 @@ def predict(
         Sink(output)  # a wrong name is refused before a model is read
     fitted = load(model)
     predictor = Predictor(
-        fitted,
-        n_draws=draws,
-        seed=seed,
-        coverage=coverage,
-        allow_new=allow_new,
-        method=method,
-        max_draws=max_draws,
+        fitted, n_draws=draws, seed=seed, coverage=coverage, allow_new=allow_new, method=method, max_draws=max_draws
     )
     if engine is not None:
         from dropbayes.app.distributed import predict_parquet

@@ -174,7 +174,7 @@ class Predictor:
     @property
     def column_names(self) -> list[str]:
         """The names of the columns that `add_columns` appends, without their prefix."""
-        flat = list(self.flat_columns(self.predict_inputs(self._rows(0))))
+        flat = list(self.flat_columns(self.predict_inputs(np.zeros((0, self.n_inputs)))))
         return flat + ["labels"] * self.has_label_sets + ["outside"] * (self.schema is not None)
 
     @property
@@ -199,7 +199,8 @@ class Predictor:
         limits = (self.tolerance, self.max_draws) if self.n_draws == "auto" else ()
         settings = self.schema or self.inputs, self.n_draws, self.seed, self.coverage, *limits
         digest = hashlib.sha256(repr(settings).encode())
-        for values in self.predict_inputs(self._rows(8)).values():
+        rows = np.random.default_rng(0).normal(size=(8, self.n_inputs))
+        for values in self.predict_inputs(rows).values():
             digest.update(repr(values.tolist()).encode())
         return digest.hexdigest()
 
@@ -209,10 +210,6 @@ class Predictor:
         if self._fields.n_inputs is None:
             raise ValueError("`columns` must name the inputs of a network whose prediction is a table.")
         return self._fields.n_inputs
-
-    def _rows(self, n_rows: int) -> NumpyArray:
-        """Some rows of inputs."""
-        return np.random.default_rng(0).normal(size=(n_rows, self.n_inputs))
 
     @property
     def most_draws(self) -> int:
