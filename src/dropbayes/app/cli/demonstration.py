@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pathlib
 import time
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ import typer
 
 from dropbayes.app.cli import options
 from dropbayes.app.cli.fitting import versions
-from dropbayes.app.cli.messages import console, print_result
+from dropbayes.app.cli.messages import console, print_result, table
 from dropbayes.runtime.formatting import percent
 
 if TYPE_CHECKING:
@@ -175,25 +176,20 @@ def diabetes() -> Case:
 
 
 def _table(case: Case, predictions: Mapping[str, list[float]]) -> Table:
-    import numpy as np
-    from rich import box
-    from rich.table import Table
-
-    title = f"Predicted {case.target}, standard deviations σ and their two parts"
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    table.padding, table.pad_edge = (0, 1, 0, 0), False  # fits 80 columns
-    for name in (case.along or "row", "mean", "σ", "epistemic", "aleatoric", "95 % interval", "truth"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
+    heads = [case.along or "row", "mean", "σ", "epistemic", "aleatoric", "95 % interval", "truth", ""]
+    lines = []
     for row in case.printed:
         label = f"{row + 1}" if case.along is None else f"{case.columns[case.along][row]:.1f}"
         moments = [f"{predictions[name][row]:.2f}" for name in ("mean", "std", "epistemic_std", "aleatoric_std")]
         interval = f"{predictions['lower'][row]:.1f} to {predictions['upper'][row]:.1f}"
-        truth = "" if np.isnan(case.truth[row]) else f"{case.truth[row]:.2f}"
-        part = str(case.parts[row])
-        style = {"trained on": "dim", "unknown": "cyan"}.get(part, "")
-        table.add_row(label, *moments, interval, truth, part, style=style)
-    return table
+        truth = "" if math.isnan(case.truth[row]) else f"{case.truth[row]:.2f}"
+        lines.append([label, *moments, interval, truth, str(case.parts[row])])
+    title = f"Predicted {case.target}, standard deviations σ and their two parts"
+    printed = table(title, heads, lines, numbers=range(7))
+    printed.padding = (0, 1, 0, 0)  # fits 80 columns
+    for line, cells in zip(printed.rows, lines, strict=True):
+        line.style = {"trained on": "dim", "unknown": "cyan"}.get(cells[-1])
+    return printed
 
 
 def _result(model: Model, case: Case) -> str:

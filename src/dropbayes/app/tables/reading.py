@@ -166,12 +166,12 @@ def _read_whole(stream: Any) -> bytes:
 
 def _checked_names(names: list[str], label: str) -> tuple[str, ...]:
     # An index that was written without a name, as pandas does, is named by its place.
-    stripped = [name.strip() or f"{UNNAMED}{number}" for number, name in enumerate(names, start=1)]
-    for number, name in enumerate(stripped, start=1):
-        if name in stripped[: number - 1]:
-            first = stripped.index(name) + 1
+    numbers: dict[str, int] = {}
+    for number, given in enumerate(names, start=1):
+        name = given.strip() or f"{UNNAMED}{number}"
+        if (first := numbers.setdefault(name, number)) != number:
             raise ValueError(f"{label}: columns {first} and {number} are both named {quote(name)}; rename one of them.")
-    return tuple(stripped)
+    return tuple(numbers)
 
 
 # --- CSV -----------------------------------------------------------------------------------------------------------
