@@ -26,7 +26,7 @@ def test_classification_scores_agree_with_scikit_learn(classified):
     probabilities, labels = classified
     log_loss = sklearn.metrics.log_loss(labels, probabilities)
     assert -scores.class_log_likelihood(probabilities, labels).mean().item() == pytest.approx(log_loss)
-    brier = sklearn.metrics.brier_score_loss(labels, probabilities, scale_by_half=False)
+    brier = sum(sklearn.metrics.brier_score_loss(labels == k, probabilities[:, k]) for k in range(4))
     assert scores.brier_score(probabilities, labels).mean().item() == pytest.approx(brier)
     accuracy = sklearn.metrics.accuracy_score(labels, probabilities.argmax(1))
     assert scores.accuracy(probabilities, labels).item() == pytest.approx(accuracy)
