@@ -203,24 +203,10 @@ def place(tmp_path_factory):
     return tmp_path_factory.mktemp("mutations")
 
 
-MUTATIONS = settings(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
-
-
 @pytest.mark.slow
-@settings(MUTATIONS, max_examples=300)
-@given(contents=mutated())
-def test_mutated_tables_are_predicted_whole_or_refused_in_one_line(models, place: pathlib.Path, contents):
-    check_mutation(models, place, contents)
-
-
-@pytest.mark.slow
-@settings(MUTATIONS, max_examples=6000)
+@settings(max_examples=3000, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 @given(contents=mutated())
 def test_thousands_of_mutated_tables_are_predicted_whole_or_refused_in_one_line(models, place: pathlib.Path, contents):
-    check_mutation(models, place, contents)
-
-
-def check_mutation(models, place: pathlib.Path, contents: bytes) -> None:
     data, out = place / "t.csv", place / "out.csv"
     data.write_bytes(contents)
     out.write_text("previous")
