@@ -106,8 +106,9 @@ def test_sharded_weights_are_refused_until_they_are_gathered(tmp_path):
         net: Any = fully_shard(Bare(0.3))
         with pytest.raises(ValueError, match=r"must hold its whole weights; 'net\.0\.weight' is sharded.*net\.unshard"):
             db.predict(net, X)
-        net.unshard()
-        torch.testing.assert_close(db.predict(net, X, n_draws=N_DRAWS).mean, expected)
+        if hasattr(torch.cpu.Stream, "record_event"):  # torch 2.6 gathers on GPUs only
+            net.unshard()
+            torch.testing.assert_close(db.predict(net, X, n_draws=N_DRAWS).mean, expected)
         net = FullyShardedDataParallel(Bare(0.3), device_id=torch.device("cpu"))
         with FullyShardedDataParallel.summon_full_params(net):
             assert torch.equal(db.predict(net.module, X, n_draws=N_DRAWS).mean, expected)

@@ -521,7 +521,7 @@ TUTORIALS = {
     "chemprop": ("chemprop", molecules),
     "monai": ("monai", volumes),
     "transformers pipeline": ("transformers", pipeline),
-    "transformers Trainer": ("transformers", hugging_face_trainer),
+    "transformers Trainer": ("accelerate", hugging_face_trainer),
     "darts": ("darts", darts),
     "neuralforecast": ("neuralforecast", neuralforecast),
     "stable_baselines3": ("stable_baselines3", agent),
