@@ -4,13 +4,18 @@
 #   docker run --rm -p 127.0.0.1:8000:8000 -v "$PWD/models:/models:ro" dropbayes
 FROM python:3.12-slim@sha256:78387bc3881b8273120a12ebe6c1ab22b018ccc2c9adf565ae1ac9b536e184ea AS build
 # The default torch brings gigabytes of CUDA, which a server on CPUs does not need: the build argument PIP_OPTIONS takes
-# the options with which pip finds a build for CPUs.
+# the options with which pip finds a build for CPUs. Every other file must have the hash that is written down for it.
 ARG PIP_OPTIONS=""
 WORKDIR /source
-COPY pyproject.toml README.md LICENSE constraints.txt ./
+COPY pyproject.toml README.md LICENSE constraints.txt requirements-image.txt requirements-torch.txt ./
 COPY src ./src
+ENV PATH=/opt/dropbayes/bin:$PATH PIP_NO_CACHE_DIR=1
 RUN python -m venv /opt/dropbayes \
- && /opt/dropbayes/bin/pip install --no-cache-dir --constraint constraints.txt $PIP_OPTIONS ".[serve]"
+ && pip install --no-deps --require-hashes --requirement requirements-image.txt \
+ && if [ -z "$PIP_OPTIONS" ]; then pip install --no-deps --require-hashes --requirement requirements-torch.txt; \
+    else pip install --constraint constraints.txt $PIP_OPTIONS torch; fi \
+ && pip install --no-deps --no-build-isolation . \
+ && pip check
 
 FROM python:3.12-slim@sha256:78387bc3881b8273120a12ebe6c1ab22b018ccc2c9adf565ae1ac9b536e184ea
 COPY --from=build /opt/dropbayes /opt/dropbayes

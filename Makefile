@@ -8,7 +8,7 @@ MINIMUM := .venv-minimum
 GUESTS := .venv-guests
 COVERED := calibration estimators/columns layers likelihoods processes runtime scores
 
-.PHONY: demo test test-slow test-minimum test-guests coverage lint bench docs build-check clean
+.PHONY: demo test test-slow test-minimum test-guests coverage lint bench docs build-check image-requirements clean
 unexport PYTHONDONTWRITEBYTECODE  # every process that a test starts would compile the package anew
 
 # The demonstration needs what the library needs, and statsmodels for its CO2 series: no development tools.
@@ -49,6 +49,14 @@ test-guests: $(GUESTS)/.ready
 
 build-check: $(READY)
 	$(BIN)/python -m pytest -q -m slow tests/test_packaging.py
+
+# What the Dockerfile installs, every file with its hash, and torch apart: another build of it may be wanted. Needs uv.
+HASHED := uv --no-config pip compile --quiet --universal --python-version 3.12 --constraint constraints.txt --no-annotate \
+  --generate-hashes --custom-compile-command "make image-requirements"
+image-requirements: $(READY)
+	echo torch > $(VENV)/.torch
+	$(HASHED) $(VENV)/.torch --output-file requirements-torch.txt
+	echo hatchling | $(HASHED) pyproject.toml - --extra serve --excludes $(VENV)/.torch --output-file requirements-image.txt
 
 clean:
 	rm -rf $(VENV) $(MINIMUM) $(GUESTS) out build dist docs/_build docs/api docs/gallery docs/sg_execution_times.rst

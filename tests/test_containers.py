@@ -3,6 +3,7 @@
 import json
 import pathlib
 import re
+import tomllib
 
 import pytest
 import yaml
@@ -60,7 +61,22 @@ def test_the_image_is_pinned_small_and_runs_as_an_ordinary_user(instructions):
     assert int(values(last_stage, "USER")[0]) >= 1000
     installed = " ".join(values(instructions, "RUN"))
     assert values(instructions, "ARG") == ['PIP_OPTIONS=""'] and "$PIP_OPTIONS" in installed
-    assert "--no-cache-dir" in installed and "--constraint constraints.txt" in installed
+    assert values(instructions, "ENV")[0].endswith("PIP_NO_CACHE_DIR=1")
+    for requirement in re.findall(r"pip install ([^;&]*)", installed):
+        assert "--require-hashes" in requirement or requirement.split()[-1] in ("torch", ".")
+
+
+def test_what_the_image_installs_has_hashes_and_the_versions_of_the_tests():
+    tested = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split() if "==" in line)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = ["hatchling", *project["dependencies"], *project["optional-dependencies"]["serve"]]
+    pinned = {}
+    for file in ("requirements-image.txt", "requirements-torch.txt"):
+        lines = (ROOT / file).read_text().replace("\\\n", " ").splitlines()
+        pattern = r"([\w-]+)==(\S+) .*--hash=sha256:[0-9a-f]{64}"
+        pinned |= dict(re.match(pattern, line).groups() for line in lines if not line.startswith("#"))
+    assert {re.match(r"[\w-]+", requirement)[0] for requirement in wanted} <= set(pinned)
+    assert {name: tested.get(name, version) for name, version in pinned.items()} == pinned
 
 
 def test_the_image_starts_a_server_that_its_health_check_asks(instructions):
