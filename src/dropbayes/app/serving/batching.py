@@ -42,8 +42,13 @@ class _Job:
 
     def finish(self, settle: Callable[[], None]) -> None:
         """Settles the future on the event loop, unless the request has been given up."""
+
+        def settle_unless_given_up() -> None:
+            if not self.future.cancelled():
+                settle()
+
         self.finished = True
-        self.future.get_loop().call_soon_threadsafe(lambda: self.future.cancelled() or settle())
+        self.future.get_loop().call_soon_threadsafe(settle_unless_given_up)
 
 
 class Batches:
