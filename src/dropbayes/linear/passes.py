@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -57,7 +57,7 @@ class LinearPlan:
     max_bytes: int
     judged: int | None = None  # the tensor that a likelihood reads; None for all
     only_moments: bool = True
-    started: tuple[Inputs, Linearisation] | None = None  # the forward pass of all rows, under way
+    started: list[tuple[Inputs, Linearisation]] = field(default_factory=list)  # a forward pass under way
 
     exact = True  # no draw is made
 
@@ -86,8 +86,8 @@ class LinearPlan:
 
     def linearised(self, inputs: Inputs, *, twice: bool = False) -> Iterator[tuple[range, Linearisation]]:
         """The linearisation of the rows, block by block."""
-        if self.started is not None and self.started[0] is inputs and not twice:
-            yield range(inputs.n_rows), self.started[1]
+        if self.started and self.started[0][0] is inputs and not twice:
+            yield range(inputs.n_rows), self.started.pop()[1]
             return
         for start in range(0, inputs.n_rows, self.block_rows):
             rows = range(start, min(start + self.block_rows, inputs.n_rows))
@@ -178,7 +178,7 @@ def _started(known: Inspection, inputs: Inputs, options: Linear, sampling: Sampl
     try:
         plan = _plan_of(known, inputs, options, sampling)
         whole = plan.block_rows >= inputs.n_rows
-        return replace(plan, started=(inputs, plan.linearise(inputs))) if whole else None
+        return replace(plan, started=[(inputs, plan.linearise(inputs))]) if whole else None
     except Exception:  # it comes again if the network is unchanged
         return None
 
