@@ -82,13 +82,10 @@ class Counting(nn.Module):
         return self.d(h)
 
 
-def test_a_network_with_a_state_is_left_as_one_evaluation_leaves_it():
+def test_a_network_with_a_state_is_left_as_it_was():
     net, x = Counting().eval(), torch.randn(4, 3)
-    reference = copy.deepcopy(net)
-    reference(x)
     db.predict(net, x, n_draws=6)
-    assert net.calls == reference.calls
-    torch.testing.assert_close(net.average, reference.average)
+    assert net.calls == 0 and not net.average.any()
 
 
 @pytest.mark.parametrize(("x", "hint"), [

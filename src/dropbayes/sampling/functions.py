@@ -22,6 +22,7 @@ from dropbayes.sampling.strategies import ONE_BY_ONE, Strategy, Work, evaluate
 from dropbayes.sampling.trials import chosen_strategy
 from dropbayes.tracing import Interception, Ones
 from dropbayes.tracing.generators import HostDraws, names_generators
+from dropbayes.tracing.states import NetworkState
 from dropbayes.tracing.views import View, checked_network, eagerly
 
 __all__ = ["draws", "evaluation_output", "function_draw", "is_stochastic", "keep_state"]
@@ -68,12 +69,14 @@ def is_stochastic(net: nn.Module, x: PyTree) -> bool:
 
 
 def keep_state(net: nn.Module, inputs: Inputs, profile: Profile) -> None:
-    """Updates the state of a stateful network as one call in evaluation mode does; others are unchanged."""
+    """Fills what a network caches at its first call, and a second call leaves as it is; any other state stays."""
     if profile.is_stateful:
-        net = checked_network(net)
-        view = View(net, own_parameters=True)
+        view = View(net := checked_network(net), own_parameters=True)
         _evaluate(view, inputs)
-        view.commit(net)
+        filled = NetworkState(view.net, versions=True)
+        _evaluate(view, inputs)
+        if filled.holds(view.net):
+            view.commit(net)
 
 
 def evaluation_output(net: nn.Module, x: PyTree) -> PyTree:

@@ -46,8 +46,15 @@ def training_probe(prober: Prober, rows: Inputs, plain: Probe) -> tuple[Probe, F
     chosen = prober(rows.leaves, flags) if dropping else plain
     if not chosen.fits(plain):
         raise ValueError(f"`net` gives an output of another form in training: {_describe(chosen)}.")
-    if full is not None:
-        _check_none_missing(full, chosen)
+    count = Counter((s.path, s.kind) for s in full.recorder.sites) if full is not None else Counter()
+    count.subtract(Counter((s.path, s.kind) for s in chosen.recorder.sites))
+    missing = [f"{kind} in {path or 'the network'}" for (path, kind), number in count.items() if number > 0]
+    missing += [name for name in full.host.moved if name not in chosen.host.moved] if full is not None else []
+    if missing:
+        raise ValueError(
+            f"`net` draws in training what cannot be switched on alone: {missing[0]}. Its training branch changes more "
+            "than dropout. Name the module in Sampling(ignore_modules=...), or let its output differ by dropout only."
+        )
     return chosen, flags
 
 
@@ -128,18 +135,6 @@ def _only_drops(prober: Prober, rows: Inputs, cls: type, plain: Probe) -> bool:
 def _describe(seen: Probe) -> str:
     site = seen.recorder.sites[-1] if seen.recorder.sites else None
     return ", ".join(seen.host.moved) or (f"{site.kind} in {site.path or 'the network'}" if site else "nothing")
-
-
-def _check_none_missing(full: Probe, chosen: Probe) -> None:
-    count = Counter((s.path, s.kind) for s in full.recorder.sites)
-    count.subtract(Counter((s.path, s.kind) for s in chosen.recorder.sites))
-    missing = [f"{kind} in {path or 'the network'}" for (path, kind), number in count.items() if number > 0]
-    missing += [name for name in full.host.moved if name not in chosen.host.moved]
-    if missing:
-        raise ValueError(
-            f"`net` draws in training what cannot be switched on alone: {missing[0]}. Its training branch changes more "
-            "than dropout. Name the module in Sampling(ignore_modules=...), or let its output differ by dropout only."
-        )
 
 
 def check_accounted(chosen: Probe, plain: Probe) -> None:
