@@ -12,7 +12,7 @@ N = 40
 
 def rows_of(columns, *, target="y", task=None, **reading):
     columns = {"x": [str(i * 0.5) for i in range(N)], "y": [str(i * 1.5) for i in range(N)], **columns}
-    return training_rows(pa.table(columns), target=target, label="t", at=at, task=task, reading=Reading(**reading))
+    return training_rows(pa.table(columns), target=target, at=at, task=task, reading=Reading(**reading))
 
 
 def test_identifiers_free_text_and_indices_are_left_out_with_the_reason():
@@ -74,7 +74,7 @@ def test_every_problem_is_told_at_once():
         "when": [f"{1 + i % 12}/{1 + i % 12}/2020" for i in range(N)], "n": ["1O" if i == 3 else str(i) for i in range(N)],
         "many": [f"c{i % 15}" for i in range(N)],
     }  # fmt: skip
-    with pytest.raises(ColumnProblems, match="t: 3 columns need a decision") as caught:
+    with pytest.raises(ColumnProblems, match="table: 3 columns need a decision") as caught:
         rows_of(columns, max_categories=10)
     assert set(caught.value.problems) == {"when", "n", "many"}
     assert any("column 'n' has '1O' among numbers at row 3" in note for note in caught.value.__notes__)

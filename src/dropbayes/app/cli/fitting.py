@@ -97,14 +97,7 @@ def fit(
     with open_table(data, delimiter=delimiter, encoding=encoding) as source:
         cells = whole_table(source)
         try:
-            rows = training_rows(
-                cells,
-                target=target[0],
-                label=source.label,
-                at=lambda row: source.label if row < 0 else source.place(row),
-                task=task,
-                reading=reading,
-            )
+            rows = training_rows(cells, target=target[0], at=source.place, task=task, reading=reading)
         except ColumnProblems as error:
             if target[0] not in error.problems:
                 ignored = [part for name in error.problems for part in ("--ignore", name)]

@@ -74,7 +74,7 @@ def windows(
         for table in regroup(source.blocks(block_rows), model.ensemble.block_rows):
 
             def place(row: int, first: int = first) -> str:
-                return source.label if row < 0 else source.place(first + row)
+                return source.place(row if row < 0 else first + row)
 
             encoded = encode(model.schema, table, at=place, allow_new=allow_new)
             missing.update(encoded.missing)

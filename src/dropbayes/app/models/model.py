@@ -83,8 +83,7 @@ class Model:
             reading: The options for reading its columns.
             settings: Parameters of `DropoutRegressor` or `DropoutClassifier`.
         """
-        table, label = as_table(frame), "the data frame"
-        rows = training_rows(table, target=target, label=label, at=_row, task=task, reading=reading)
+        rows = training_rows(as_table(frame), target=target, at=_row, task=task, reading=reading)
         return cls.of_rows(rows, origin={"file": "a data frame"}, **settings)
 
     @classmethod
@@ -242,7 +241,7 @@ def _number_columns(
 ) -> tuple[Schema, NumpyArray]:
     """The columns and the inputs of an estimator that was fitted to a frame of numbers."""
     table = as_table(frame).append_column(target, [np.asarray(y).tolist()])
-    rows = training_rows(table, target=target, label="the data frame", at=_row, task=task)
+    rows = training_rows(table, target=target, at=_row, task=task)
     if rows.schema.inputs != tuple(name for name in table.column_names if name != target):
         raise ValueError(
             "`frame` must hold numbers alone, as the estimator was fitted to them; its columns would become the inputs "

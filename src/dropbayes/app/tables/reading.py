@@ -109,8 +109,8 @@ class Source(contextlib.AbstractContextManager["Source"]):
         """The position of the reader."""
 
     def place(self, row: int) -> str:
-        """The location of a row (counted from 0, the header not counted), in words."""
-        return f"{self.label}, row {row + 1}"
+        """The location of a row (counted from 0, the header not counted), in words; the table's name for -1."""
+        return self.label if row < 0 else f"{self.label}, row {row + 1}"
 
     @abstractmethod
     def close(self) -> None:
@@ -347,7 +347,7 @@ class _CsvSource(Source):
 
     def place(self, row: int) -> str:
         lines = (line for line, _ in self._records(self._text("replace")))
-        return self._at(itertools.islice(lines, row + 1, None))
+        return self.label if row < 0 else self._at(itertools.islice(lines, row + 1, None))
 
     def _at(self, lines: Iterator[int]) -> str:
         """The location of the first of the lines."""

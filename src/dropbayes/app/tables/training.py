@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -89,9 +90,9 @@ def check_name(name: str, names: Collection[str], label: str, argument: str) -> 
 
 
 def training_rows(
-    table: pa.Table, *, target: str, label: str, at: Place, task: Task | None = None, reading: Reading | None = None
+    table: pa.Table, *, target: str, at: Place, task: Task | None = None, reading: Reading | None = None
 ) -> TrainingRows:
-    """The training rows of a table; `label` is its name in messages, `at` the location of a row (-1: the table's).
+    """The training rows of a table; `at` is the location of a row, for -1 the name of the table.
 
     The task is by default regression for a numeric target, classification for text and for a target of 0 and 1.
 
@@ -99,7 +100,7 @@ def training_rows(
         ColumnProblems: Columns that the user must decide about.
         ValueError: A column that is not there, or a table from which nothing can be learned.
     """
-    reading = reading or Reading()
+    reading, label = reading or Reading(), at(-1)
     special = {"weights": reading.weights, "group": reading.group, "time": reading.time}
     named = [("target", target), *(("ignore", n) for n in reading.ignore)]
     named += [("categorical", n) for n in reading.categorical] + [(a, n) for a, n in special.items() if n is not None]
@@ -108,17 +109,17 @@ def training_rows(
         if argument != "target" and name == target:
             raise ValueError(f"`{argument}` must not name the target {quote(target)}.")
     tokens = tuple(dict.fromkeys([*MISSING, *reading.missing]))
-    task, y, present, notation = _targets(table[target], target, label, at, task, tokens, reading.decimal)
+    task, y, present, notation = _targets(table[target], target, at, task, tokens, reading.decimal)
     kept = np.flatnonzero(present)
     if len(kept) < 2:
         rows = "row" if len(kept) == 1 else "rows"
         raise ValueError(f"{label}: {len(kept)} {rows} with a target; at least 2 are needed, and many more to learn.")
 
     def place(row: int) -> str:
-        return label if row < 0 else at(int(kept[row]))
+        return at(row if row < 0 else int(kept[row]))
 
     rows = table if len(kept) == table.num_rows else table.take(pa.array(kept))
-    columns, left_out = _columns(rows, target, label, place, tokens, reading)
+    columns, left_out = _columns(rows, target, place, tokens, reading)
     schema = Schema(tuple(columns), target, task, left_out, tokens, notation)
     encoded = encode(schema, rows, at=place)
     weight = None if reading.weights is None else _weights(rows[reading.weights], reading.weights, place, tokens)
@@ -134,28 +135,23 @@ def training_rows(
 
 
 def _columns(
-    rows: pa.Table, target: str, label: str, at: Place, tokens: tuple[str, ...], reading: Reading
+    rows: pa.Table, target: str, at: Place, tokens: tuple[str, ...], reading: Reading
 ) -> tuple[list[Column], dict[str, str]]:
     columns: list[Column] = []
     left_out = dict.fromkeys(reading.ignore, "as asked")
     roles = {reading.weights: "the weight of each row", reading.group: "the group of each row"}
     left_out |= {name: reason for name, reason in roles.items() if name is not None}
     problems: dict[str, Problem] = {}
+    role = functools.partial(
+        column_of, at=at, missing=tokens, max_categories=reading.max_categories, decimal=reading.decimal
+    )
     for name in rows.column_names:
         if name == target or name in left_out:
             continue
         if rows[name].equals(rows[target]):
             left_out[name] = "a copy of the target"
             continue
-        column = column_of(
-            rows[name],
-            name,
-            at=at,
-            missing=tokens,
-            categorical=name in reading.categorical,
-            max_categories=reading.max_categories,
-            decimal=reading.decimal,
-        )
+        column = role(rows[name], name, categorical=name in reading.categorical)
         if isinstance(column, LeftOut):
             left_out[name] = column.reason
         elif isinstance(column, Problem):
@@ -163,29 +159,29 @@ def _columns(
         else:
             columns.append(column)
     if problems:
-        raise ColumnProblems(label, problems)
+        raise ColumnProblems(at(-1), problems)
     if not columns:
         reasons = "; ".join(f"{quote(name)}: {reason}" for name, reason in list(left_out.items())[:5])
         raise ValueError(
-            f"{label}: no column is left to learn from; a varying one besides the target is needed"
+            f"{at(-1)}: no column is left to learn from; a varying one besides the target is needed"
             + (f" ({reasons})." if reasons else ".")
         )
     return columns, left_out
 
 
 def _targets(
-    values: Any, name: str, label: str, at: Place, task: Task | None, tokens: tuple[str, ...], decimal: str | None
+    values: Any, name: str, at: Place, task: Task | None, tokens: tuple[str, ...], decimal: str | None
 ) -> tuple[Task, npt.NDArray[Any], npt.NDArray[np.bool_], Notation]:
     """The task, the targets, which rows have one, and how its numbers are written."""
     notation = number_notation(values, tokens, decimal)
     if task is None:
         kind = kind_of(values, at=at, missing=tokens, decimal=decimal)
         if isinstance(kind, Problem) and kind.remedy == "ignore":  # a target cannot be left out
-            raise ValueError(f"{label}, column {quote(name)}: {kind.message}; a target is a number or a class.")
+            raise ValueError(f"{at(-1)}, column {quote(name)}: {kind.message}; a target is a number or a class.")
         if isinstance(kind, Problem):
-            raise ColumnProblems(label, {name: kind})
+            raise ColumnProblems(at(-1), {name: kind})
         if kind == "date":
-            raise ValueError(f"{label}, column {quote(name)}: holds dates; a target is a number or a class.")
+            raise ValueError(f"{at(-1)}, column {quote(name)}: holds dates; a target is a number or a class.")
         task = "regression" if kind == "number" else "classification"
         if kind == "number" and set(labels(texts(values, tokens).drop_null().unique())) == {"0", "1"}:
             task = "classification"  # of a flag, whose probability is wanted
@@ -203,12 +199,12 @@ def _targets(
         what = f"the class {quote(distinct[0])}" if len(distinct) else "no value"
         if len(distinct) > max(20, 0.5 * present.sum()):
             raise ValueError(
-                f"{label}, column {quote(name)}: has {len(distinct)} classes in {present.sum()} rows, such as "
+                f"{at(-1)}, column {quote(name)}: has {len(distinct)} classes in {present.sum()} rows, such as "
                 f"{list_names(distinct.tolist(), most=2)}; is it the target? If its texts are numbers, the odd one out "
                 "is found with `task` regression."
             )
     if len(distinct) < 2 and present.sum() != 1:
-        raise ValueError(f"{label}, column {quote(name)}: has {what} in every row; there is nothing to learn.")
+        raise ValueError(f"{at(-1)}, column {quote(name)}: has {what} in every row; there is nothing to learn.")
     return task, y, present, notation
 
 
