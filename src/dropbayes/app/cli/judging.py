@@ -43,9 +43,7 @@ def evaluate(
     fitted = load(model).with_draws(n_draws=n_draws, seed=seed)
     blocks = []
     with open_table(data, delimiter=delimiter, encoding=encoding) as source:
-        for window, y, known in labelled_windows(
-            fitted, source, allow_new=allow_new, title="evaluate", purpose="to score against"
-        ):
+        for window, y, known in labelled_windows(fitted, source, allow_new=allow_new, title="evaluate"):
             if known.any():
                 blocks.append(scored(fitted, window, y, known))
     note_training_rows(fitted, data)
@@ -103,9 +101,7 @@ def calibrate(
         return
     if data is None:
         raise ValueError("held-out rows are needed to calibrate on; name a table, or use `method` none.")
-    rows = labelled_rows(
-        fitted, data, delimiter=delimiter, encoding=encoding, allow_new=allow_new, purpose="to calibrate on"
-    )
+    rows = labelled_rows(fitted, data, delimiter=delimiter, encoding=encoding, allow_new=allow_new)
     if not note_training_rows(fitted, data) and rows.label == fitted.origin.get("file"):
         note(f"{rows.label!r} has the name of the training table; calibrate on rows that the model has not seen.")
     recalibration = fit_recalibration(fitted.ensemble, rows.x, rows.y, method=method)
@@ -152,8 +148,8 @@ def report(
         files.check_output(output)
     fitted = load(model).with_draws(n_draws=n_draws, seed=seed)
     reading: dict[str, Any] = {"delimiter": delimiter, "encoding": encoding, "allow_new": allow_new}
-    rows = labelled_rows(fitted, data, **reading, purpose="to score against")
-    known = None if training is None else labelled_rows(fitted, training, **reading, purpose="to score against")
+    rows = labelled_rows(fitted, data, **reading)
+    known = None if training is None else labelled_rows(fitted, training, **reading)
     label = rows.label + (", the rows it was fitted to" if note_training_rows(fitted, data) else "")
     from dropbayes.app.report import report as page
 

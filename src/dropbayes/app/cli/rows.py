@@ -136,12 +136,12 @@ class LabelledRows(NamedTuple):
 
 
 def labelled_rows(
-    model: Model, data: str, *, delimiter: str | None, encoding: str | None, allow_new: bool, purpose: str
+    model: Model, data: str, *, delimiter: str | None, encoding: str | None, allow_new: bool
 ) -> LabelledRows:
     """The rows of a table that have an outcome; see `labelled_windows`."""
     xs, ys, tables = [], [], []
     with open_table(data, delimiter=delimiter, encoding=encoding) as source:
-        for window, y, known in labelled_windows(model, source, allow_new=allow_new, title="read", purpose=purpose):
+        for window, y, known in labelled_windows(model, source, allow_new=allow_new, title="read"):
             xs.append(window.encoded.x[known])
             ys.append(y[known])
             tables.append(window.table.filter(known))
@@ -151,12 +151,9 @@ def labelled_rows(
 
 
 def labelled_windows(
-    model: Model, source: Source, *, allow_new: bool, title: str, purpose: str
+    model: Model, source: Source, *, allow_new: bool, title: str
 ) -> Iterator[tuple[Window, NumpyArray, NumpyArray]]:
-    """Each window of a table with its outcomes (class numbers for classes), and which of its rows have one.
-
-    `purpose` is the use of the outcomes, for the error where there is none; for the rest see `windows`.
-    """
+    """Each window of a table with its outcomes (class numbers for classes), and which of its rows have one."""
     n_known = n_absent = 0
     for window in windows(model, source, allow_new=allow_new, title=title, with_target=True):
         y, known = model.outcomes(window.table, at=window.place)
@@ -164,7 +161,7 @@ def labelled_windows(
         n_absent += int((~known).sum())
         yield window, y, known
     if not n_known:
-        raise ValueError(f"{source.label}, column {quote(model.schema.target)}: no row has a value {purpose}.")
+        raise ValueError(f"{source.label}, column {quote(model.schema.target)}: no row has a value to compare with.")
     if n_absent:
         note(f"{count(n_absent, 'row')} without a target left out.")
 
