@@ -106,7 +106,7 @@ def predict(
         marks = {fitted.schema.target_notation.decimal, *(c.notation.decimal for c in fitted.schema.columns)}
         decimal = "," if "," in marks and source.delimiter != "," else "."
         with Sink(output, delimiter=source.delimiter, decimal=decimal) as sink:
-            for window in windows(fitted, source, block_rows=block_rows, allow_new=allow_new, title="predict"):
+            for window in windows(fitted, source, rows=block_rows, allow_new=allow_new, title="predict"):
                 columns = predictor.table_columns(window.encoded)
                 check_finite(columns, window.place)
                 table = window.table.select(kept)

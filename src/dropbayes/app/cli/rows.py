@@ -55,23 +55,17 @@ class Window(NamedTuple):
 
 
 def windows(
-    model: Model,
-    source: Source,
-    *,
-    allow_new: bool,
-    title: str,
-    block_rows: int | None = None,
-    with_target: bool = False,
+    model: Model, source: Source, *, allow_new: bool, title: str, rows: int | None = None, with_target: bool = False
 ) -> Iterator[Window]:
     """The rows of a table as inputs of a model; says on standard error what was missing, new or far from training.
 
-    `title` is that of the progress bar; `block_rows` are read at a time.
+    `title` is that of the progress bar; so many `rows` are read at a time.
     """
     check_columns(model.schema, source.names, source.label, with_target=with_target)
     missing, new, outside = Counter[str](), Counter[str](), Counter[str]()
     first = 0
     with ProgressBar(title, source.size, unit=source.unit) as bar:
-        for table in regroup(source.blocks(block_rows), model.ensemble.block_rows):
+        for table in regroup(source.blocks(rows), model.ensemble.block_rows):
 
             def place(row: int, first: int = first) -> str:
                 return source.place(row if row < 0 else first + row)
