@@ -30,6 +30,7 @@ from dropbayes.layers.hooks import (
     drop_units,
     stacked_matrices,
 )
+from dropbayes.layers.noise import check_drop_prob
 from dropbayes.layers.structure import DroppedLayer, is_bias, matrices, weight_layers
 from dropbayes.layers.tracing import keep_probs
 
@@ -233,11 +234,7 @@ def add_dropout(
         >>> bayesian.state_dict().keys() == net.state_dict().keys()
         True
     """
-    if not 0 <= drop_prob < 1:
-        raise ValueError(
-            f"`drop_prob` must lie in [0, 1); got {drop_prob!r}. It is the probability of dropping a unit, not of "
-            "keeping it."
-        )
+    check_drop_prob(drop_prob)
     if units not in ("channel", "element"):
         raise ValueError(f'`units` must be "channel" or "element"; got {units!r}.')
     tensors = () if copy else itertools.chain(net.parameters(), net.buffers())
@@ -261,7 +258,11 @@ def add_dropout(
     for module in result.modules():
         if isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = False  # nested tensors only exist on the fused path, which skips submodules
-    _share_masks(result)
+    # Recurrent layers and cells keep their masks for the whole forward pass of the network.
+    has_recurrence = any(_has_added_masks(module) for module in result.modules() if module is not result)
+    if has_recurrence and recurrent.begin_forward_pass not in result._forward_pre_hooks.values():
+        result.register_forward_pre_hook(recurrent.begin_forward_pass)
+        result.register_forward_hook(recurrent.end_forward_pass, always_call=True)
     return result
 
 
@@ -291,14 +292,6 @@ def _warn_of_layers(layers: list[tuple[str, nn.Module]], drop_prob: float, row_a
     _warn(cells, "is a cell, which draws new masks at every call: put the loop over time into a module.")
 
 
-def _share_masks(net: nn.Module) -> None:
-    """Makes recurrent layers and cells keep their masks for the whole forward pass of the network."""
-    has_recurrence = any(_has_added_masks(module) for module in net.modules() if module is not net)
-    if has_recurrence and recurrent.begin_forward_pass not in net._forward_pre_hooks.values():
-        net.register_forward_pre_hook(recurrent.begin_forward_pass)
-        net.register_forward_hook(recurrent.end_forward_pass, always_call=True)
-
-
 def _has_added_masks(layer: nn.Module) -> bool:
     """Whether `add_dropout` made a recurrent layer draw its masks; others of `dropbayes.layers` keep their own."""
     return "has_added_masks" in vars(layer)
@@ -322,7 +315,10 @@ def _attach(layer: Any, drop_prob: float, units: Units, row_axis: int) -> None:
         _detach(layer)
         if isinstance(layer, nn.Embedding):
             layer.register_forward_hook(WordDropout(drop_prob, row_axis), with_kwargs=True)
-        elif isinstance(layer, (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd)) or _is_plain(layer):
+            return
+        # A module of unknown code looks like a linear layer if it has a `weight`, no other matrix and no submodules.
+        is_plain = next(layer.children(), None) is None and set(matrices(layer)) <= {"weight"}
+        if is_plain or isinstance(layer, (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd)):
             layer.register_forward_pre_hook(InputDropout(drop_prob, units, row_axis), with_kwargs=True)
 
 
@@ -330,9 +326,9 @@ def _attach_to_adapter(adapted: Any, adapter: str, drop_prob: float) -> None:
     if hasattr(adapted, "parameter_name"):  # the adapter of a tensor, not of a layer: it has no input to drop
         matrices = functools.partial(adapter_matrices, adapter=adapter)
         _attach_columns(adapted, WeightDropout(drop_prob, matrices))
-    elif getattr(adapted.lora_dropout[adapter], "p", 0) == 0 or isinstance(
-        adapted.lora_dropout[adapter], AdapterDropout
-    ):
+        return
+    present = adapted.lora_dropout[adapter]
+    if getattr(present, "p", 0) == 0 or isinstance(present, AdapterDropout):
         adapted.lora_dropout[adapter] = AdapterDropout(drop_prob).train(adapted.training)
 
 
@@ -351,8 +347,3 @@ def _detach(layer: nn.Module) -> None:
 
 def _is_ours(hook: Any) -> bool:
     return isinstance(getattr(hook, "__self__", hook), AttachedDropout)
-
-
-def _is_plain(layer: nn.Module) -> bool:
-    """Whether a module of unknown code looks like a linear layer: a `weight`, no other matrix and no submodules."""
-    return next(layer.children(), None) is None and set(matrices(layer)) <= {"weight"}

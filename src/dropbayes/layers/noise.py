@@ -24,6 +24,7 @@ class Noise(nn.Module, ABC):
     kl_is_weight_decay = False
     """Whether the KL is, up to a constant, a multiple of the squared weights."""
     keep_prob: float | None = None
+    drop_bias = False
 
     def attach(self, units: int, columns: int, *, bias: bool) -> None:
         """Creates the parameters that this family needs besides the stored weight and bias."""
@@ -65,11 +66,9 @@ class _Spread(Noise):
         return self.log_std.exp() if self.learn_std else self.fixed_std
 
 
-def _check_drop_prob(value: float) -> None:
+def check_drop_prob(value: float, name: str = "drop_prob") -> None:
     if not 0 <= value < 1:
-        raise ValueError(
-            f"`drop_prob` must lie in [0, 1); got {value!r}. It is the probability of dropping, not keeping."
-        )
+        raise ValueError(f"`{name}` must lie in [0, 1); got {value!r}. It is the probability of dropping, not keeping.")
 
 
 class BernoulliNoise(_Spread):
@@ -87,7 +86,7 @@ class BernoulliNoise(_Spread):
     def __init__(
         self, drop_prob: float = 0.1, *, std: float = 0.0, drop_bias: bool = False, learn_std: bool = False
     ) -> None:
-        _check_drop_prob(drop_prob)
+        check_drop_prob(drop_prob)
         check_positive("std", std, allow_zero=not learn_std)
         super().__init__(std, learn_std=learn_std)
         self.drop_prob, self.drop_bias = drop_prob, drop_bias
@@ -126,7 +125,7 @@ class ConcreteNoise(Noise):
 
     def __init__(self, drop_prob: float = 0.1, *, temperature: float = 0.1) -> None:
         super().__init__()
-        _check_drop_prob(drop_prob)
+        check_drop_prob(drop_prob)
         if drop_prob == 0:
             raise ValueError("`drop_prob` must be positive to be learned; got 0, whose logit is infinite.")
         self.temperature = temperature

@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from torch.overrides import has_torch_function
 from torch.utils._pytree import PyTree
 
+from dropbayes.layers.noise import check_drop_prob
 from dropbayes.layers.structure import is_bias
 
 # --- one mask for all the steps of a forward pass ------------------------------------------------------------------
@@ -115,9 +116,8 @@ class _Dropped(nn.Module, ABC):
     def set_drop_probs(self, drop_prob: float, recurrent_drop_prob: float | None = None) -> None:
         """Sets both probabilities; None takes `drop_prob` for the recurrent state too."""
         recurrent = drop_prob if recurrent_drop_prob is None else recurrent_drop_prob
-        for name, value in (("drop_prob", drop_prob), ("recurrent_drop_prob", recurrent)):
-            if not 0 <= value < 1:
-                raise ValueError(f"`{name}` must lie in [0, 1); got {value!r}.")
+        check_drop_prob(drop_prob)
+        check_drop_prob(recurrent, "recurrent_drop_prob")
         self.drop_prob, self.recurrent_drop_prob = drop_prob, recurrent
 
     @property

@@ -140,21 +140,13 @@ def keep_probs(net: nn.Module, x: Any) -> KeepProbs:
         >>> keep_probs(net, torch.zeros(1, 2))
         {'0.weight': 1.0, '3.weight': 0.75}
     """
-    layers, reading = dict(weight_layers(net)), _read(net, x)
-    by_parameter: dict[str, float] = {}
-    for name, keep_prob in reading.uses:
-        by_parameter[name] = min(keep_prob, by_parameter.get(name, 1.0))
-    for layer, module in layers.items():
-        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and kl_is_weight_decay(module):
-            name = f"{layer}.weight".lstrip(".")
-            by_parameter[name] = min(stated_keep_prob(module), by_parameter.get(name, 1.0))
-    decaying = {layer for layer, module in layers.items() if kl_is_weight_decay(module)}
-    found = {name: p for name, p in by_parameter.items() if _layer_of(name, layers) in decaying}
+    reading = _read(net, x)
+    decaying = [(layer, module) for layer, module in weight_layers(net) if kl_is_weight_decay(module)]
+    names = {f"{layer}.{name}".lstrip(".") for layer, module in decaying for name in layer_parameters(module)}
+    tables = [(layer, module) for layer, module in decaying if isinstance(module, (nn.Embedding, nn.EmbeddingBag))]
+    lookups = [(f"{layer}.weight".lstrip("."), stated_keep_prob(module)) for layer, module in tables]
+    found: dict[str, float] = {}
+    for name, keep_prob in (*reading.uses, *lookups):
+        if name in names:
+            found[name] = min(keep_prob, found.get(name, 1.0))
     return KeepProbs(found, frozenset(reading.input_layers))
-
-
-def _layer_of(parameter: str, layers: Mapping[str, nn.Module]) -> str:
-    owner = parameter.rpartition(".")[0]
-    while owner not in layers and owner:
-        owner = owner.rpartition(".")[0]
-    return owner

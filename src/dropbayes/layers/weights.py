@@ -74,8 +74,8 @@ class WeightLayer(nn.Module, ABC):
         """The keep probability of every parameter whose prior is a weight decay."""
         if not self.kl_is_weight_decay:
             return {}
-        assert isinstance(self.noise, BernoulliNoise) and self.noise.keep_prob is not None
-        return {"weight": self.noise.keep_prob, "bias": self.noise.keep_prob if self.noise.drop_bias else 1.0}
+        keep_prob = self.noise.keep_prob or 1.0
+        return {"weight": keep_prob, "bias": keep_prob if self.noise.drop_bias else 1.0}
 
     def kl(self, prior: Prior, *, name: str = "", first: bool = True) -> Tensor:
         r"""$\mathrm{KL}(q \| p)$ of this layer's weights and biases under `prior`, with the family's constants."""
