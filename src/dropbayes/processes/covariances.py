@@ -82,11 +82,7 @@ class Layer(Covariance):
         check_count("width", width)
         generator = torch.Generator().manual_seed(seed)
         weights = torch.randn(n_inputs, width, generator=generator, dtype=torch.float64) / self.length_scale
-        if self.bias_scale == math.inf:
-            normal = torch.special.ndtri(torch.rand(width, generator=generator, dtype=torch.float64))
-        else:
-            normal = torch.randn(width, generator=generator, dtype=torch.float64)
-        return Features(self, weights, self.biases(normal))
+        return Features(self, weights, self.biases(torch.randn(width, generator=generator, dtype=torch.float64)))
 
     def biases(self, normal: Tensor) -> Tensor:
         r"""Biases $b \sim p(b)$ as a function of standard normal numbers."""

@@ -175,17 +175,21 @@ def process_of(
         >>> bool((covariance(x) - expected).abs() < 1e-12)
         True
     """
-    convolutional = any(isinstance(module, tuple(_CONVOLUTIONS)) for module in net.modules())
-    if convolutional and input_shape is None:
-        raise ValueError("`input_shape` must say the shape of one input of a convolutional network: (channels, ...).")
     kept = {}
     if prior.applies_to == "stored":
         kept = {decay.name: decay.keep_prob for decay in decays(net, prior=prior, keep_probs=keep_probs)}
     reading = _Reading(net, prior, kept)
+    if reading.convolutional and input_shape is None:
+        raise ValueError("`input_shape` must say the shape of one input of a convolutional network: (channels, ...).")
     for node in _LayerTracer().trace(net).nodes:
         reading.read(node)
-    output_bias = _mean_function(prior, *reading.last)
-    shape = tuple(input_shape) if convolutional and input_shape is not None else None
+    name, last = reading.last
+    output_bias = 0.0
+    if last.bias is not None and prior.of_bias(name, parameter="bias") == 0:
+        if len(last.bias) > 1:
+            raise ValueError("`net` with a flat prior on its output bias must have one output.")
+        output_bias = float(last.bias.detach())
+    shape = tuple(input_shape) if reading.convolutional and input_shape is not None else None
     return NetworkCovariance(tuple(reading.steps), output_bias, shape)
 
 
@@ -249,7 +253,9 @@ class _Reading:
         kind, (values, n_units) = _kind(operation), self.values[sources[0]]
         if kind == "passed":
             return sources[0]
-        if kind == "flattened" or (kind == "reshaped" and _is_flat(node)):
+        sizes: Any = node.args[1] if len(node.args) == 2 else node.args[1:]
+        is_flat = isinstance(sizes, (tuple, list)) and len(sizes) == 2 and -1 in sizes  # one axis for each input
+        if kind == "flattened" or (kind == "reshaped" and is_flat):
             if values != "positions":
                 return sources[0]
             return self._add(Step(node.name, sources, covariances=_mean_over_positions), ("flattened", n_units))
@@ -314,12 +320,6 @@ def _mean_over_positions(covariance: Tensor) -> Tensor:
     return covariance.flatten(0, -3).mean(0)
 
 
-def _is_flat(node: fx.Node) -> bool:
-    """Whether a reshape flattens each input to one axis."""
-    sizes = node.args[1] if len(node.args) == 2 else node.args[1:]
-    return isinstance(sizes, (tuple, list)) and len(sizes) == 2 and -1 in sizes
-
-
 def _activation_layer(node: fx.Node, kind: Any) -> Layer | None:
     """The covariance of an activation with the arguments it has in the network; None for any other node."""
     key = type(kind) if node.op == "call_module" else kind
@@ -333,11 +333,3 @@ def _activation_layer(node: fx.Node, kind: Any) -> Layer | None:
         return kind(u.clone(), *node.args[1:], **node.kwargs)  # which may work in place
 
     return Quadrature(1.0, 0.0, function=function)
-
-
-def _mean_function(prior: Prior, name: str, module: Any) -> float:
-    if module.bias is None or prior.of_bias(name, parameter="bias") != 0:
-        return 0.0
-    if len(module.bias) > 1:
-        raise ValueError("`net` with a flat prior on its output bias must have one output.")
-    return float(module.bias.detach())

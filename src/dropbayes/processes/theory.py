@@ -62,25 +62,17 @@ class TheoryReport(Printed):
     def table(self) -> Table:
         """The weights, one in each line, and below them what is outside the theory."""
         head = ("weight", "shape", "keep_prob", "length-scale", "weight decay", "reading")
-        body = [
-            (
-                weight.name,
-                "x".join(map(str, weight.shape)),
-                *map(_number, (weight.keep_prob, weight.length_scale, weight.weight_decay)),
-                weight.reading,
-            )
-            for weight in self.weights
-        ]
+        body = []
+        for weight in self.weights:
+            numbers = (weight.keep_prob, weight.length_scale, weight.weight_decay)
+            written = ("-" if number is None else f"{number:.3g}" for number in numbers)
+            body.append((weight.name, "x".join(map(str, weight.shape)), *written, weight.reading))
         notes = [f"site {site.index} ({site.path or 'network'}): {reason}" for site, reason in self.outside]
         if not self.outside:
             notes.append("every site is a draw of some q(W)" if self.is_variational else "no weight is random: MAP")
         if self.without_prior:
             notes.append(f"without a prior: {', '.join(self.without_prior)}")
         return Table("", body, head, notes=notes, rule=True)
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}"
 
 
 def theory_report(
@@ -113,31 +105,22 @@ def theory_report(
     check_n_data(n_data)
     check_positive("precision", precision)
     traced = keep_probs(net, x)
-    weights = [
-        _reading(decay.name, decay.value, decay.keep_prob, decay.length_scale, n_data, precision)
-        for decay in decays(net, prior=prior, keep_probs=traced)
-        if not is_bias(decay.parameter)
-    ]
+    weights = []
+    for one in decays(net, prior=prior, keep_probs=traced):
+        if is_bias(one.parameter):
+            continue
+        p, scale, decay = one.keep_prob, float(one.length_scale), 0.0
+        if scale:  # λ‖M‖² with M = θ/p is λ/p² on the stored weight
+            decay = weight_decay(precision=precision, keep_prob=p, length_scale=scale, n_data=n_data) / p**2
+        reading = "flat" if scale == 0 else "Bayesian" if p < 1 else "MAP"
+        weights.append(WeightReading(one.name, tuple(one.value.shape), p, scale, decay, reading))
     for name, module in weight_layers(net):
         if not kl_is_weight_decay(module):
-            weight = getattr(module, "weight", torch.empty(0))
-            weights.append(
-                WeightReading(f"{name}.weight".lstrip("."), tuple(weight.shape), None, None, None, "Bayesian")
-            )
+            shape = tuple(getattr(module, "weight", torch.empty(0)).shape)
+            weights.append(WeightReading(f"{name}.weight".lstrip("."), shape, None, None, None, "Bayesian"))
     of_layers = {id(p) for _, module in weight_layers(net) for p in module.parameters()}
     others = tuple(name for name, p in net.named_parameters() if id(p) not in of_layers)
     return TheoryReport(tuple(weights), _sites_outside(net, x, row_axis), others)
-
-
-def _reading(
-    name: str, value: Tensor, keep_prob: float, scale: float | Tensor, n_data: int, precision: float
-) -> WeightReading:
-    scale = float(scale)
-    if scale == 0:
-        return WeightReading(name, tuple(value.shape), keep_prob, scale, 0.0, "flat")
-    # λ‖M‖² with M = θ/p is λ/p² on the stored weight.
-    decay = weight_decay(precision=precision, keep_prob=keep_prob, length_scale=scale, n_data=n_data) / keep_prob**2
-    return WeightReading(name, tuple(value.shape), keep_prob, scale, decay, "Bayesian" if keep_prob < 1 else "MAP")
 
 
 def _sites_outside(net: nn.Module, x: PyTree, row_axis: int) -> tuple[tuple[Site, str], ...]:
@@ -146,7 +129,7 @@ def _sites_outside(net: nn.Module, x: PyTree, row_axis: int) -> tuple[tuple[Site
     own_kl = {name for name, module in weight_layers(net) if not kl_is_weight_decay(module)}
     outside = []
     for site in sites(net, x, sampling=Sampling(row_axis=row_axis)):
-        if not site.is_random or _is_inside(site.path, own_kl):
+        if not site.is_random or any(f"{site.path}.".startswith(f"{layer}.") for layer in own_kl):
             continue
         if site.kind in ("attention", "recurrent"):
             outside.append((site, f"{site.kind} dropout is drawn anew at every position"))
@@ -157,10 +140,6 @@ def _sites_outside(net: nn.Module, x: PyTree, row_axis: int) -> tuple[tuple[Site
         elif site.before in repeated:
             outside.append((site, f"{site.before} is used more than once, with a mask each time"))
     return tuple(outside)
-
-
-def _is_inside(path: str, layers: set[str]) -> bool:
-    return any(path == layer or path.startswith(f"{layer}.") for layer in layers)
 
 
 @dataclass(frozen=True)
