@@ -135,12 +135,10 @@ class EarlyStopping:
         """The held-out rows on the device; None without early stopping."""
         if self.held_out is None:
             return None
-        if not isinstance(self.held_out, (tuple, list)):
-            return training_rows(self.held_out, None, net=net, device=device, batch_size=1, name="held_out")
-        if len(self.held_out) != 2:
-            n_parts = len(self.held_out)
-            raise ValueError(f"`held_out` must be a pair (x, y) or a DataLoader of pairs; got {n_parts} parts.")
-        return training_rows(*self.held_out, net=net, device=device, batch_size=1, name="held_out")
+        parts = self.held_out if isinstance(self.held_out, (tuple, list)) else (self.held_out, None)
+        if len(parts) != 2:
+            raise ValueError(f"`held_out` must be a pair (x, y) or a DataLoader of pairs; got {len(parts)} parts.")
+        return training_rows(*parts, net=net, device=device, batch_size=1, name="held_out")
 
 
 @torch.no_grad()

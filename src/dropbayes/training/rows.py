@@ -23,9 +23,7 @@ _RESIDENT_BYTES = 2**31  # larger data stay on the host and are copied batch by 
 
 def output_tensor(output: Any) -> Tensor:
     """The one tensor of a network's output that a likelihood reads: the output itself, or its `logits`."""
-    if isinstance(output, Tensor):
-        return output
-    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
     if not isinstance(logits, Tensor):
         raise TypeError(
             f"`net` must return a tensor or an output with `logits`; got {type(output).__name__}. Wrap the network so "
@@ -60,9 +58,7 @@ class Batch:
 
     def first(self, n_rows: int) -> Batch:
         """The batch of its first rows."""
-        n_rows = min(n_rows, len(self.y))
-        leaves = tuple(self.inputs.rows(torch.arange(n_rows)))
-        return Batch(dataclasses.replace(self.inputs, leaves=leaves, n_rows=n_rows), self.y[:n_rows])
+        return Batch(self.inputs.block(0, min(n_rows, len(self.y))), self.y[:n_rows])
 
     @property
     def tensors(self) -> list[Tensor]:
