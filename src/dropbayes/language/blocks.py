@@ -68,10 +68,8 @@ def feed_forward_inputs(net: nn.Module) -> frozenset[str]:
     """
     modules, blocks = dict(net.named_modules()), _block_names(net)
     width = _widths(modules[min(attention_outputs(net))])[1]
-    mixing, chosen = (
-        _outermost(net, _MIXING, inside=blocks),
-        {name for name in _expert_stacks(net) if _is_inside(name, blocks)},
-    )
+    mixing = _outermost(net, _MIXING, inside=blocks)
+    chosen = {name for name in _expert_stacks(net) if _is_inside(name, blocks)}
     for block in blocks:
         layers = [name for name in _linear_layers(net) if _is_inside(name, [block]) and not _is_inside(name, mixing)]
         inputs = [name for name in layers if _widths(modules[name])[0] == width and not _ROUTER.search(name)]
@@ -153,11 +151,8 @@ def _outermost(net: nn.Module, kind: re.Pattern[str], inside: list[str] | None =
     """The outermost modules whose class name matches `kind`."""
     names: list[str] = []
     for name, module in net.named_modules():
-        if (
-            kind.search(type(module).__name__)
-            and not _is_inside(name, names)
-            and (inside is None or _is_inside(name, inside))
-        ):
+        is_within = inside is None or _is_inside(name, inside)
+        if kind.search(type(module).__name__) and is_within and not _is_inside(name, names):
             names.append(name)
     return names
 

@@ -15,6 +15,7 @@ from dropbayes.predictive import predict
 from dropbayes.runtime.validation import check_count
 from dropbayes.sampling import evaluation_output
 from dropbayes.scores import accuracy, class_log_likelihood, expected_calibration_error
+from dropbayes.training.rows import output_tensor
 
 __all__ = ["UncertaintyCallback"]
 
@@ -105,8 +106,4 @@ class _Logits(nn.Module):
         self.model = model
 
     def forward(self, **inputs: PyTree) -> Tensor:
-        output = self.model(**inputs)
-        logits = getattr(output, "logits", None)
-        if not isinstance(logits, Tensor):
-            raise TypeError(f"the model must return logits; got {type(output).__name__}.")
-        return logits
+        return output_tensor(self.model(**inputs))

@@ -75,8 +75,10 @@ class DrawnModel:
         name = cache_name(arguments)
         cache = arguments.get(name or "")
         is_prompt = cache is not None and not any(cache is known for known in self._caches)
-        if is_prompt:
-            self._adopt(cache)
+        if is_prompt:  # a new, empty cache: that of the first draws, with one more for each of the other chunks
+            self._caches = [cache, *(copied_cache(cache) for _ in self.chunks[1:])]
+            if self.together or self.n_draws > 1:
+                cache.reorder_cache = self._reorder
         outputs, logits = [], []
         for index, chunk in enumerate(self.chunks):
             chunk_arguments = {key: self._chunk_rows(value, chunk, n_rows) for key, value in arguments.items()}
@@ -106,12 +108,6 @@ class DrawnModel:
         first = chunk.draws.start - self.chunks[0].draws.start
         rows = slice(first * n_rows, (first + len(chunk.draws)) * n_rows)
         return type(value)(last_hidden_state=value.last_hidden_state[rows])
-
-    def _adopt(self, cache: Any) -> None:
-        """Takes a new, empty cache as that of the first draws, with one more for each of the other chunks."""
-        self._caches = [cache, *(copied_cache(cache) for _ in self.chunks[1:])]
-        if self.together or self.n_draws > 1:
-            cache.reorder_cache = self._reorder
 
     def _reorder(self, rows: Tensor) -> None:
         for cache, chunk in zip(self._caches, self.chunks, strict=True):

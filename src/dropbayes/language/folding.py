@@ -122,9 +122,7 @@ class FoldedDraws:
 
     def _fold(self, leaf: PyTree) -> PyTree:
         """The rows of one draw, repeated for each draw."""
-        if not isinstance(leaf, Tensor) or leaf.dim() < 2:
-            return leaf
-        if leaf.shape[0] != self._n_rows:
+        if not isinstance(leaf, Tensor) or leaf.dim() < 2 or leaf.shape[0] != self._n_rows:
             return leaf
         return leaf.repeat(len(self.draws), *(1,) * (leaf.dim() - 1))
 
@@ -175,8 +173,7 @@ def cache_name(arguments: dict[str, Any]) -> str | None:
 
 def layers_of(cache: Any) -> Iterator[Any]:
     """The layers of a cache, including those of its sub-caches (one for self-attention, one for cross-attention)."""
-    sub_caches = [value for value in vars(cache).values() if is_cache(value)]
-    for sub_cache in sub_caches:
+    for sub_cache in filter(is_cache, vars(cache).values()):
         yield from layers_of(sub_cache)
     yield from getattr(cache, "layers", ())
 

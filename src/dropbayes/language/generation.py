@@ -231,5 +231,5 @@ def _ends(config: Any) -> Tensor:
 
 def _until_the_end(tokens: Tensor, ends: Tensor) -> Tensor:
     """Which tokens are part of their text: those up to its first end token."""
-    ended = torch.isin(tokens, ends.to(tokens.device)).cumsum(-1)
-    return (ended - torch.isin(tokens, ends.to(tokens.device)).long()) == 0
+    is_end = torch.isin(tokens, ends.to(tokens.device)).long()
+    return is_end.cumsum(-1) - is_end == 0

@@ -58,12 +58,19 @@ def export_adapters(
     config = copy.copy(model.peft_config[name])
     config.lora_dropout, config.inference_mode = 0.0, True
     observed = _Observation(model, name)
-    _check_sites(observed.network, inputs)
+    network = observed.network
+    random = [site.path for site in sites(network, inputs) if site.drop_prob]
+    others = [path for path in random if ".lora_" not in path and not hasattr(network.get_submodule(path), "lora_A")]
+    if others:
+        raise ValueError(
+            f"`model` must be random in its adapters alone; {others[0]} has dropout too, which no adapter can hold. "
+            "Set its drop probability to 0 first."
+        )
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as unfinished:
         for index, draw in enumerate(names):
             tied = Sampling(positions="tied")
-            function_draw(observed.network, index, n_draws=n_draws, seed=seed, sampling=tied)(inputs)
+            function_draw(network, index, n_draws=n_draws, seed=seed, sampling=tied)(inputs)
             config.save_pretrained(pathlib.Path(unfinished) / draw)
             tensors = {key: value.contiguous() for key, value in {**weights, **observed.weights()}.items()}
             save_file(tensors, pathlib.Path(unfinished) / draw / peft.utils.SAFETENSORS_WEIGHTS_NAME)
@@ -94,17 +101,6 @@ def _checked_adapter(model: Any) -> tuple[Any, str]:
         )
     adapters(model)  # raises on merged adapters
     return peft, active[0]
-
-
-def _check_sites(network: nn.Module, inputs: PyTree) -> None:
-    """Raises on randomness outside the adapters, which no adapter can represent."""
-    random = [site.path for site in sites(network, inputs) if site.drop_prob]
-    others = [path for path in random if ".lora_" not in path and not hasattr(network.get_submodule(path), "lora_A")]
-    if others:
-        raise ValueError(
-            f"`model` must be random in its adapters alone; {others[0]} has dropout too, which no adapter can hold. "
-            "Set its drop probability to 0 first."
-        )
 
 
 class _Observation:

@@ -77,22 +77,16 @@ class ShadedText:
             title = "" if math.isnan(value) else f' title="{escape(self.label)} {value:.3g}"'
             space, word = _parts(token)
             spans.append(f'{escape(space)}<span style="{shade}padding:.1em 0"{title}>{escape(word)}</span>')
-        return (
-            '<div style="line-height:1.9"><div style="white-space:pre-wrap;overflow-wrap:anywhere">'
-            f"{''.join(spans)}</div>{self._legend()}</div>"
-        )
-
-    def _legend(self) -> str:
         bar = f"background:linear-gradient(to right,{_colour(0)},{_colour(1)});border:1px solid rgba(128,128,128,.5)"
         box = "display:inline-block;width:7em;height:.8em;vertical-align:-.1em"
         return (
+            '<div style="line-height:1.9"><div style="white-space:pre-wrap;overflow-wrap:anywhere">'
+            f"{''.join(spans)}</div>"
             '<div style="font-size:.8em;margin-top:.4em">'
-            f'{escape(self.label)} 0 <span style="{bar};{box}"></span> '
-            f"{self.scale:.3g}</div>"
+            f'{escape(self.label)} 0 <span style="{bar};{box}"></span> {self.scale:.3g}</div></div>'
         )
 
-    def _repr_html_(self) -> str:
-        return self.html()
+    _repr_html_ = html
 
     def __rich__(self) -> Text:
         """For `rich.print`: the text with shaded tokens."""
