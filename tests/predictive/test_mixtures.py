@@ -9,7 +9,7 @@ import torch
 from scipy import integrate, stats
 
 from dropbayes import scores
-from dropbayes.predictive.mixtures import Mixture, draw_mean
+from dropbayes.predictive import Mixture
 
 F64 = torch.float64
 NOISES = [math.inf, 3.0, 7.5, 150.0]
@@ -160,8 +160,3 @@ def test_a_row_has_the_same_bits_alone_and_among_others(n_draws, freedom):
         some = Mixture(mixture.location[:, rows], mixture.scale[:, rows], freedom)
         assert torch.equal(some.quantile(0.9), quantile[rows])
         assert torch.equal(some.std, std[rows])
-
-
-def test_the_mean_over_draws_is_the_mean():
-    values = torch.randn(50_000, 3, dtype=F64, generator=torch.Generator().manual_seed(2))
-    torch.testing.assert_close(draw_mean(values), values.mean(0), rtol=1e-12, atol=1e-15)

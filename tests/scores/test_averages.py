@@ -1,9 +1,9 @@
-"""Weighted averages over rows."""
+"""Averages over rows and draws."""
 
 import pytest
 import torch
 
-from dropbayes.scores.averages import standard_error, weighted_mean, weighted_quantile
+from dropbayes.scores.averages import draw_mean, standard_error, weighted_mean, weighted_quantile
 from tests.scores.samples import normal
 
 
@@ -28,3 +28,9 @@ def test_the_standard_error_is_the_deviation_of_means_of_such_rows():
     means = normal(4000, 25, seed=3).mean(1)
     errors = torch.stack([standard_error(row) for row in normal(400, 25, seed=4)])
     assert errors.square().mean().sqrt().item() == pytest.approx(means.std().item(), rel=0.05)
+
+
+def test_the_mean_over_draws_is_the_mean_and_a_row_has_the_same_bits_alone():
+    values = torch.randn(50_000, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    torch.testing.assert_close(draw_mean(values), values.mean(0), rtol=1e-12, atol=1e-15)
+    assert torch.equal(draw_mean(values[:, 1:2]), draw_mean(values)[1:2])

@@ -32,7 +32,7 @@ from dropbayes.estimators.recalibration import tempered
 from dropbayes.estimators.transforms import MappedMixture, TargetTransform, TransformedMixture
 from dropbayes.population import Population, network
 from dropbayes.population.evaluation import in_units
-from dropbayes.predictive.mixtures import Mixture, draw_mean
+from dropbayes.predictive import Mixture, draw_mean
 from dropbayes.runtime.validation import finite_tensor
 from dropbayes.scores import information
 from dropbayes.scores.averages import weighted_mean

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dropbayes.predictive.mixtures import Mixture, draw_mean
+from dropbayes.predictive import Mixture, draw_mean
 
 __all__ = ["StudentNoise", "fit_noise", "noise_features"]
 

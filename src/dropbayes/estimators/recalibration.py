@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dropbayes import calibration
 from dropbayes.calibration import conformal
-from dropbayes.predictive.mixtures import Mixture, draw_mean
+from dropbayes.predictive import Mixture, draw_mean
 from dropbayes.runtime.validation import Array, float_tensor
 
 __all__ = [

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dropbayes.predictive.mixtures import Mixture, draw_mean
+from dropbayes.predictive import Mixture, draw_mean
 from dropbayes.runtime.validation import Array, float_tensor
 
 __all__ = ["TRANSFORMS", "MappedMixture", "TargetTransform", "TransformedMixture", "candidate_transforms"]

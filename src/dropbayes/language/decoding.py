@@ -75,7 +75,7 @@ class DrawnModel:
         name = cache_name(arguments)
         cache = arguments.get(name or "")
         is_prompt = cache is not None and not any(cache is known for known in self._caches)
-        if is_prompt:  # a new, empty cache: that of the first draws, with one more for each of the other chunks
+        if cache is not None and is_prompt:  # a new, empty one: of the first draws, with one more for each other chunk
             self._caches = [cache, *(copied_cache(cache) for _ in self.chunks[1:])]
             if self.together or self.n_draws > 1:
                 cache.reorder_cache = self._reorder

@@ -3,10 +3,11 @@
 from dropbayes.predictive.detection import Detection, detect_outliers
 from dropbayes.predictive.dropout_choice import DropoutChoice, choose_dropout
 from dropbayes.predictive.evaluation import Evaluation, evaluate
-from dropbayes.predictive.mixtures import Mixture, draw_mean
+from dropbayes.predictive.mixtures import Mixture
 from dropbayes.predictive.moments import Prediction, UncertaintyWarning, batches, check_outputs, predict
 from dropbayes.predictive.scoring import CLASS_SCORES, REGRESSION_SCORES, ClassOutcomes, RegressionOutcomes, Score
 from dropbayes.predictive.verdict import Verdict, check
+from dropbayes.scores.averages import draw_mean
 
 __all__ = [
     "CLASS_SCORES",

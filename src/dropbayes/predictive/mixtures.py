@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dropbayes.runtime.validation import Array, float_tensor
+from dropbayes.runtime.validation import Array, check_probability, float_tensor
 from dropbayes.scores import crps, mixture_log_likelihood
+from dropbayes.scores.averages import draw_mean, last_axis_mean
 
 # Cells of the tabulated distribution function of Student's t. Its error is below 1e-9 up to these degrees of freedom;
 # beyond them a Gaussian is used (they differ by at most 1/(4ν)).
@@ -111,34 +112,22 @@ class Mixture:
     # --- the distribution -----------------------------------------------------------------------------------------
 
     def log_density(self, y: Array) -> Tensor:
-        r"""$\log p(\mathbf y)$ of each row, `[row]`; with several outputs that of all outputs together.
-
-        Args:
-            y: The outcomes, `[row]`, or `[row, output]` where `location` has outputs.
-        """
+        r"""$\log p(\mathbf y)$ of rows at outcomes `[row]` or `[row, output]`: of all outputs together, `[row]`."""
         density = _log_density(self._standardise(y), self.freedom) - self.scale.log()
         return mixture_log_likelihood(density.sum(-1) if density.dim() == 3 else density)
 
     def pit(self, y: Array) -> Tensor:
-        """The probability integral transform: the distribution function at y, uniform for a calibrated prediction.
-
-        Args:
-            y: The outcomes, as for `log_density`.
-        """
+        """The probability integral transform: the distribution function at y, uniform for a calibrated prediction."""
         return draw_mean(_distribution(self._standardise(y), self.freedom))
 
     def quantile(self, level: float) -> Tensor:
         """The quantile of each row and output: the root of the distribution function minus `level`.
 
-        Args:
-            level: A probability strictly between 0 and 1.
-
         Example:
             >>> Mixture(torch.zeros(3, 1, dtype=torch.float64), torch.tensor(1.0)).quantile(0.975)
             tensor([1.9600], dtype=torch.float64)
         """
-        if not 0 < level < 1:
-            raise ValueError(f"`level` must lie strictly between 0 and 1; got {level!r}.")
+        check_probability("level", level)
         if isinstance(self.freedom, tuple):
             return torch.stack([self.output(k).quantile(level) for k in range(self.location.shape[2])], -1)
         shape, centre, unit = self.location.shape[1:], self.mean.flatten(), self.std.flatten()
@@ -151,8 +140,7 @@ class Mixture:
 
     def interval(self, coverage: float) -> tuple[Tensor, Tensor]:
         """The ends of the central interval that holds the outcome with probability `coverage`."""
-        if not 0 < coverage < 1:
-            raise ValueError(f"`coverage` must lie in (0, 1); got {coverage!r}.")
+        check_probability("coverage", coverage)
         return self.quantile((1 - coverage) / 2), self.quantile((1 + coverage) / 2)
 
     def crps(self, y: Array) -> Tensor:
@@ -160,9 +148,6 @@ class Mixture:
 
         $\mathbb E|Y - y| - \int F(z)\,(1 - F(z))\,dz$ with $Y \sim F$: in closed form for the Gaussian
         (`dropbayes.scores.crps`), the integral by quadrature for Student's t.
-
-        Args:
-            y: The outcomes, as for `log_density`.
         """
         if isinstance(self.freedom, tuple):
             outcome = float_tensor(y)
@@ -270,8 +255,8 @@ def _root(location: Tensor, scale: Tensor, level: float, freedom: float, start: 
     for _ in range(60):
         current = root[rows]
         z = (current[:, None] - location) / scale
-        excess = _row_mean(_distribution(z, freedom)) - level
-        slope = _row_mean(_log_density(z, freedom).exp() / scale)
+        excess = last_axis_mean(_distribution(z, freedom)) - level
+        slope = last_axis_mean(_log_density(z, freedom).exp() / scale)
         low, high = torch.where(excess < 0, current, low), torch.where(excess < 0, high, current)
         step = current - excess / slope
         step = torch.where((step >= low) & (step <= high), step, 0.5 * (low + high))  # also where it is NaN
@@ -283,17 +268,3 @@ def _root(location: Tensor, scale: Tensor, level: float, freedom: float, start: 
             rows, low, high = rows[moving], low[moving], high[moving]
             location, scale = location[moving], scale[moving]
     return root
-
-
-def draw_mean(values: Tensor) -> Tensor:
-    """The mean over axis 0, with bits that do not depend on the other rows or on their number.
-
-    In a plain reduction over axis 0, or a matrix product, the order of the additions depends on the whole shape.
-    """
-    return _row_mean(values.movedim(0, -1).contiguous())
-
-
-def _row_mean(values: Tensor) -> Tensor:
-    chunks = values.split(2**14, -1)  # torch splits longer sums of a single row among threads
-    # One after another: the order in which torch adds few numbers depends on the processor and the number of rows.
-    return functools.reduce(torch.add, [chunk.sum(-1) for chunk in chunks]) / values.shape[-1]

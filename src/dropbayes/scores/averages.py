@@ -1,7 +1,8 @@
-"""Weighted averages and quantiles over rows (a row of weight 2 counts twice), and standard errors."""
+"""Averages: over draws; over rows, weighted (a row of weight 2 counts twice), with quantiles and standard errors."""
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -51,3 +52,18 @@ def standard_error(values: Tensor) -> Tensor:
         tensor(1.)
     """
     return values.std() / len(values) ** 0.5
+
+
+def draw_mean(values: Tensor) -> Tensor:
+    """The mean over axis 0, with bits that do not depend on the other rows or on their number.
+
+    In a plain reduction over axis 0, or a matrix product, the order of the additions depends on the whole shape.
+    """
+    return last_axis_mean(values.movedim(0, -1).contiguous())
+
+
+def last_axis_mean(values: Tensor) -> Tensor:
+    """The mean over the last axis of contiguous values, with bits as those of `draw_mean`."""
+    chunks = values.split(2**14, -1)  # torch splits longer sums of a single row among threads
+    # One after another: the order in which torch adds few numbers depends on the processor and the number of rows.
+    return functools.reduce(torch.add, [chunk.sum(-1) for chunk in chunks]) / values.shape[-1]

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from dropbayes.runtime.validation import Array, check_count, class_probabilities, random_generator
+from dropbayes.scores.averages import draw_mean
 
 OUTCOME_LIMIT = 10_000
 """The maximum number of joint labels to enumerate (batches of 4 for 10 classes, of 13 for 2); more are sampled."""
@@ -69,7 +70,7 @@ def mutual_information(probability_draws: Array) -> Tensor:
         tensor([0.])
     """
     draws = _draws(probability_draws)
-    mean = _draw_mean(draws)
+    mean = draw_mean(draws)
     deviation = draws - mean
     # p log(p / m) - (p - m) has the same sum over draws and classes, and every term is at least 0. log1p keeps the
     # digits where p is close to m; elsewhere (p - m) / m may round to -1, and the difference of logarithms is right.
@@ -80,12 +81,7 @@ def mutual_information(probability_draws: Array) -> Tensor:
     near = ratio.abs() < 0.5
     log_ratio = torch.where(near, torch.where(near, ratio, 0).log1p(), draw.log() - average.log())
     divergence = torch.where(positive, draw * log_ratio, 0) - deviation
-    return _draw_mean(divergence.clamp_min(0).sum(-1))
-
-
-def _draw_mean(values: Tensor) -> Tensor:
-    """The mean over axis 0, with bits that do not depend on the number of rows: each row is summed separately."""
-    return values.movedim(0, -1).contiguous().mean(-1)
+    return draw_mean(divergence.clamp_min(0).sum(-1))
 
 
 def variation_ratio(probability_draws: Array) -> Tensor:

@@ -23,7 +23,7 @@ from dropbayes.app.models.predictor import check_finite
 from dropbayes.app.tables import Source, open_table, regroup
 from dropbayes.estimators.columns import Column, Encoded, check_columns, encode
 from dropbayes.estimators.columns.cells import Place
-from dropbayes.predictive.mixtures import Mixture, draw_mean
+from dropbayes.predictive import Mixture, draw_mean
 from dropbayes.runtime import files
 from dropbayes.runtime.arrays import NumpyArray
 from dropbayes.runtime.formatting import count, plain_number
