@@ -167,8 +167,14 @@ def check_outputs(prediction: Prediction) -> None:
     The uncertainty of such a network is zero, though its error is not.
     """
     means, variances = _tensors(prediction.mean), _tensors(prediction.epistemic)
+    real = [torch.view_as_real(t) if t.is_complex() else t for t in (*means, *variances)]
+    # For each a number that is not finite if an element is not, and zero if all are; one synchronisation.
+    if real[0].device.type == "cpu" and all(t.numel() <= 64 for t in real):  # few calls of torch
+        magnitudes = [sum(t.reshape(-1).tolist()) for t in real]
+    else:
+        norms = [torch.linalg.vector_norm(t, math.inf) if t.numel() else t.new_ones(()) for t in real]
+        magnitudes = torch.stack(norms).tolist()
     # One NaN or infinity among the draws makes their mean so, too.
-    magnitudes = _magnitudes([*means, *variances])
     if not all(map(math.isfinite, magnitudes)) and not all(bool(mean.isfinite().all()) for mean in means):
         raise ValueError(_NOT_FINITE)
     if prediction.n_draws != 1 and not any(magnitudes[len(means) :]):
@@ -181,14 +187,6 @@ def check_outputs(prediction: Prediction) -> None:
 
 
 _NOT_FINITE = "`net` gave NaN or infinite outputs. Check the input rows and the weights for NaN, or predict in float32."
-
-
-def _magnitudes(tensors: list[Tensor]) -> list[float]:
-    """For each tensor a number that is not finite if an element is not, and zero if all are; one synchronisation."""
-    real = [torch.view_as_real(t) if t.is_complex() else t for t in tensors]
-    if real[0].device.type == "cpu" and all(t.numel() <= 64 for t in real):  # few calls of torch
-        return [sum(t.reshape(-1).tolist()) for t in real]
-    return torch.stack([torch.linalg.vector_norm(t, math.inf) if t.numel() else t.new_ones(()) for t in real]).tolist()
 
 
 def _tensors(tree: PyTree) -> list[Tensor]:

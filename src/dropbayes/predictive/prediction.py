@@ -15,7 +15,7 @@ from torch.utils._pytree import PyTree
 from dropbayes.predictive.statistics import CLASS_STATISTICS
 from dropbayes.runtime.arrays import NumpyArray
 from dropbayes.runtime.formatting import Printed, Table
-from dropbayes.runtime.validation import Array, needed_for
+from dropbayes.runtime.validation import Array, check_probability, needed_for
 from dropbayes.sampling import map_tensors, split
 
 if TYPE_CHECKING:
@@ -129,16 +129,12 @@ class Prediction(Printed):
     def interval(self, coverage: float = 0.95) -> tuple[Tensor, Tensor]:
         """The lower and upper ends of the central interval of a Gaussian with the predictive mean and variance.
 
-        Args:
-            coverage: The nominal coverage of the interval.
-
         Example:
             >>> one = Prediction(torch.zeros(1), torch.ones(1), torch.zeros(1), n_draws=100, method="exact")
             >>> [round(float(end), 2) for end in one.interval(0.95)]
             [-1.96, 1.96]
         """
-        if not 0 < coverage < 1:
-            raise ValueError(f"`coverage` must lie strictly between 0 and 1; got {coverage!r}.")
+        check_probability("coverage", coverage)
         if self.information:
             raise ValueError("an interval needs a number to predict; classes have probabilities: read `mean`.")
         half = math.sqrt(2) * float(torch.erfinv(torch.tensor(coverage, dtype=torch.float64)))
@@ -229,6 +225,10 @@ class Prediction(Printed):
         stored = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in others}
         return {name: value for name, value in stored.items() if value is not None} | dict(self.information)
 
+    def _has_rows(self) -> bool:
+        """Whether there is a table to show: one real number or more for each row."""
+        return isinstance(self.mean, Tensor) and self.mean.dim() > 0 and not self.mean.is_complex()
+
     def _tensor(self) -> Tensor:
         if not isinstance(self.mean, Tensor) or self.mean.dim() == 0:
             raise TypeError(
@@ -254,7 +254,7 @@ class Prediction(Printed):
 
     def __repr__(self) -> str:
         how = f"{self.n_draws} draws, {self.method}" if self.n_draws else self.method
-        if not isinstance(self.mean, Tensor) or self.mean.is_complex() or self.mean.dim() == 0:
+        if not self._has_rows():
             shapes = ", ".join(str(tuple(t.shape)) for t in split(self.mean)[0])
             return f"Prediction(outputs {shapes}; {how})"
         if self.information:
@@ -265,7 +265,7 @@ class Prediction(Printed):
 
     def table(self) -> Table:
         """The first and last rows, and few columns; the title alone where there is no table to show."""
-        if not isinstance(self.mean, Tensor) or self.mean.is_complex() or self.mean.dim() == 0:
+        if not self._has_rows():
             return Table(repr(self), [])
         names = ["mean", "std", "epistemic_std"]
         if self.information:

@@ -167,8 +167,7 @@ def score_values(rows: RegressionOutcomes | ClassOutcomes, also: Collection[str]
 
 def core_scores(rows: RegressionOutcomes | ClassOutcomes) -> dict[str, float]:
     """The scores of the rows that `evaluate` reports, by name."""
-    table = CLASS_SCORES if isinstance(rows, ClassOutcomes) else REGRESSION_SCORES
-    return {name: float(score.value(rows)) for name, score in table.items() if score.core}
+    return {name: one.value for name, one in score_values(rows).items()}
 
 
 def reliability_curve(rows: RegressionOutcomes | ClassOutcomes) -> calibration.ReliabilityCurve:
