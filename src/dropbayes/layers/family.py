@@ -106,7 +106,6 @@ def uniform_like(like: Tensor, *shape: int, generator: torch.Generator | None = 
     return torch.rand(shape, generator=generator, dtype=dtype, device=like.device)
 
 
-def safe_sqrt(variance: Tensor) -> Tensor:
-    """The square root with a gradient of 0, not infinity, at 0 (an input row of zeros)."""
-    positive = variance > 0
-    return torch.where(positive, torch.where(positive, variance, 1.0).sqrt(), 0.0)
+def safe_sqrt(square: Tensor) -> Tensor:
+    """The square root; 0 with a subgradient of 0, not infinity, where the square is 0 or rounded to below it."""
+    return square.masked_fill(square <= 0, 1.0).sqrt().masked_fill(square <= 0, 0.0)

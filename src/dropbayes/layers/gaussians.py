@@ -150,11 +150,7 @@ class Mixture(Family):
         _, units, columns = self.locs.shape
         choices = self._choices(*n, units, generator=generator, relaxed=relaxed)
         stds = self.stds.expand(len(self.locs), units, self.stds.shape[-1])
-        std = (
-            self._component_parameter(choices, stds.square()).sqrt()
-            if relaxed
-            else self._component_parameter(choices, stds)
-        )
+        std = self._component_parameter(choices, stds.square()).sqrt()  # a relaxed choice mixes variances
         noise = normal_like(self.locs, *n, units, columns, generator=generator)
         draw = torch.addcmul(self._component_parameter(choices, self.locs), std, noise)
         if self.factors is None:
@@ -188,7 +184,13 @@ class Mixture(Family):
         check_positive("length_scale", length_scale)
         columns = self.locs.shape[2]
         squares = length_scale**2 * (self.locs.square() + self._component_variance).sum(-1)
-        divergence = 0.5 * (squares - columns - self._log_determinant()) - columns * log(length_scale)
+        stds = self.stds.expand_as(self.locs)
+        log_determinant = 2 * stds.log().sum(-1)
+        if self.factors is not None:  # |D + UUᵀ| = |D| |I + Uᵀ D⁻¹ U|
+            scaled = self.factors / stds[..., None]
+            eye = torch.eye(scaled.shape[-1], dtype=scaled.dtype, device=scaled.device)
+            log_determinant = log_determinant + torch.linalg.slogdet(eye + scaled.mT @ scaled).logabsdet
+        divergence = 0.5 * (squares - columns - log_determinant) - columns * log(length_scale)
         return torch.einsum("l,lq->", self.probs, divergence)
 
     def kl_separated(self, length_scale: float | Tensor) -> Tensor:
@@ -201,16 +203,6 @@ class Mixture(Family):
         """
         entropy = -torch.special.xlogy(self.probs, self.probs).sum()
         return self.kl(length_scale) - self.locs.shape[1] * entropy
-
-    def _log_determinant(self) -> Tensor:
-        r"""$\log|\Sigma_{iq}|$, `[component, unit]`: $|D + UU^T| = |D|\,|I + U^T D^{-1} U|$."""
-        stds = self.stds.expand_as(self.locs)
-        log_determinant = 2 * stds.log().sum(-1)
-        if self.factors is None:
-            return log_determinant
-        scaled = self.factors / stds[..., None]
-        eye = torch.eye(scaled.shape[-1], dtype=scaled.dtype, device=scaled.device)
-        return log_determinant + torch.linalg.slogdet(eye + scaled.mT @ scaled).logabsdet
 
     def log_density(self, value: Tensor) -> Tensor:
         r"""$\log q(\mathbf W)$ of `[..., unit, column]`."""

@@ -88,9 +88,8 @@ def layer_parameters(module: nn.Module) -> Iterator[str]:
 
     A weight that is computed from other parameters (`weight_norm`) keeps its own name: the prior is on the weight.
     """
-    if (
-        next(module.children(), None) is None and not module._forward_pre_hooks
-    ):  # nearly all layers: nothing inside, nothing computed
+    # Nearly all layers: nothing inside, nothing computed.
+    if next(module.children(), None) is None and not module._forward_pre_hooks:
         yield from (name for name, parameter in module._parameters.items() if parameter is not None)
         return
     inside = {layer for name, layer in weight_layers(module) if name}
@@ -99,32 +98,28 @@ def layer_parameters(module: nn.Module) -> Iterator[str]:
         owner, _, parameter = name.rpartition(".")
         if "parametrizations" in owner.split("."):
             continue
-        if covers_submodules or module.get_submodule(owner) not in inside:
-            computed = _computed_by_hook(module.get_submodule(owner)) if not covers_submodules else {}
-            if parameter not in {source for sources in computed.values() for source in sources}:
-                yield name
-    yield from (*getattr(module, "parametrizations", {}), *_computed_by_hook(module))
+        submodule = module.get_submodule(owner)
+        sources = {f"{weight}_{suffix}" for weight in _weight_hooks(submodule) for suffix in ("g", "v", "orig", "u")}
+        if covers_submodules or (submodule not in inside and parameter not in sources):
+            yield name
+    yield from (*getattr(module, "parametrizations", {}), *_weight_hooks(module))
 
 
-def _computed_by_hook(module: nn.Module) -> dict[str, tuple[str, ...]]:
-    """The weights that the older `weight_norm` and `spectral_norm` compute, with the parameters they come from."""
-    computed = {}
-    for hook in module._forward_pre_hooks.values():
-        if isinstance(hook, (WeightNorm, SpectralNorm)):
-            computed[hook.name] = tuple(f"{hook.name}_{suffix}" for suffix in ("g", "v", "orig", "u"))
-    return computed
+def _weight_hooks(module: nn.Module) -> dict[str, Any]:
+    """The hooks of the older `weight_norm` and `spectral_norm`, by the weight that each computes."""
+    hooks = module._forward_pre_hooks.values()
+    return {hook.name: hook for hook in hooks if isinstance(hook, (WeightNorm, SpectralNorm))}
 
 
 def parameter_value(module: nn.Module, name: str) -> Tensor:
     """The value of a weight layer's parameter, recomputed if it depends on others."""
     owner, _, parameter = name.rpartition(".")
     module = module.get_submodule(owner)
-    for hook in module._forward_pre_hooks.values():
-        if isinstance(hook, WeightNorm) and hook.name == parameter:
-            return hook.compute_weight(module)
-        if isinstance(hook, SpectralNorm) and hook.name == parameter:
-            return hook.compute_weight(module, do_power_iteration=False)
-    return getattr(module, parameter)
+    hook = _weight_hooks(module).get(parameter)
+    if hook is None:
+        return getattr(module, parameter)
+    options = {"do_power_iteration": False} if isinstance(hook, SpectralNorm) else {}
+    return hook.compute_weight(module, **options)
 
 
 def hook_keep_prob(module: nn.Module) -> float | None:
@@ -240,10 +235,8 @@ def fan_in(module: nn.Module, parameter: str, weight: Tensor) -> int:
     """The paper's K: the number of inputs that each output of the layer sums."""
     if isinstance(module, _TRANSPOSED):
         return weight.shape[0] // module.groups * weight[0, 0].numel()
-    if isinstance(module, _TABLES):
+    if isinstance(module, _TABLES) or weight.dim() < 2:
         return 1  # a lookup reads one vector
-    if weight.dim() < 2:
-        return 1
     return weight.shape[0] if _unit_axis(module, parameter) == 0 else weight[0].numel()
 
 

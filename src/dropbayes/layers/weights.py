@@ -3,6 +3,7 @@ r"""Linear, convolutional and embedding layers whose weights are drawn from a no
 from __future__ import annotations
 
 import copy
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -264,10 +265,7 @@ class Embedding(WeightLayer, nn.Embedding):
     def forward(self, input: Tensor) -> Tensor:
         row_axis = self.row_axis if input.dim() > 1 else 0
         if self.noise.on_units:
-
-            def mask(*shape: int) -> Tensor:
-                return self.noise.mask(*shape, like=self.weight, training=_in_training(self))
-
+            mask = functools.partial(self.noise.mask, like=self.weight, training=_in_training(self))
             return nn.Embedding.forward(self, input) * word_mask(input, self.num_embeddings, mask, row_axis)
         if not _in_training(self):
             return self._with_padding(input, F.embedding(input, self._draw_weight(), self.padding_idx))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dropbayes.estimators.ensembles import Ensemble
 from dropbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from dropbayes.linear import outputs_by
-from dropbayes.predictive.mixtures import Mixture, draw_mean
+from dropbayes.predictive import Mixture, draw_mean
 from dropbayes.runtime.arrays import NumpyArray, round_digits
 from dropbayes.scores import information
 
