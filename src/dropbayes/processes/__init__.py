@@ -18,10 +18,8 @@ from dropbayes.processes.covariances import (
     TanH,
 )
 from dropbayes.processes.deep import Deep, RecurrentCovariance, network_prior_draws
-from dropbayes.processes.evidence import Evidence, network_evidence
-from dropbayes.processes.exact import ExactProcess, Process, exact_process, prior_draws, tuned_covariance
-from dropbayes.processes.finite_rank import FiniteRankProcess, finite_rank_process
-from dropbayes.processes.kernels import NetworkKernel
+from dropbayes.processes.exact import ExactProcess, NetworkKernel, Process, exact_process, prior_draws, tuned_covariance
+from dropbayes.processes.finite_rank import Evidence, FiniteRankProcess, finite_rank_process, network_evidence
 from dropbayes.processes.networks import NetworkCovariance, process_of
 from dropbayes.processes.pairs import Covariance, Pairs
 from dropbayes.processes.softmax import SoftmaxProcess, softmax_process

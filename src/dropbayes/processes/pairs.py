@@ -11,6 +11,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from dropbayes.layers.family import safe_sqrt
+
 
 def checked_inputs(x: Tensor, name: str) -> Tensor:
     if not isinstance(x, Tensor) or not x.is_floating_point():
@@ -31,11 +33,6 @@ def hypotenuse(a: Tensor, b: Tensor) -> Tensor:
     a, b = torch.broadcast_tensors(a, b)
     origin = (a == 0) & (b == 0)
     return torch.hypot(a.masked_fill(origin, 1.0), b).masked_fill(origin, 0.0)
-
-
-def root(square: Tensor) -> Tensor:
-    """The square root, 0 with a subgradient of 0 where rounding left zero or a negative number."""
-    return square.masked_fill(square <= 0, 1.0).sqrt().masked_fill(square <= 0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -74,14 +71,12 @@ class Pairs:
     @classmethod
     def of_process(cls, variance_x: Tensor, covariance: Tensor, variance_y: Tensor) -> Self:
         """The pairs of a Gaussian process's values at x and y: its covariances are their inner products."""
-        squared_distance = variance_x + variance_y - 2 * covariance
-        squared_area = variance_x * variance_y - covariance.square()
         return cls(
-            norm_x=root(variance_x),
-            norm_y=root(variance_y),
+            norm_x=safe_sqrt(variance_x),
+            norm_y=safe_sqrt(variance_y),
             product=covariance,
-            distance=root(squared_distance),
-            area=root(squared_area),
+            distance=safe_sqrt(variance_x + variance_y - 2 * covariance),
+            area=safe_sqrt(variance_x * variance_y - covariance.square()),
         )
 
     @classmethod
