@@ -13,6 +13,7 @@ import torch
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import Hyperparameter, Kernel
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from dropbayes.likelihoods.observation import check_targets, sum_events
 from dropbayes.processes.covariances import Cosine, Quadrature
@@ -137,15 +138,15 @@ class NetworkKernel(Kernel):
         y = None if Y is None else torch.as_tensor(np.atleast_2d(Y), dtype=torch.float64)
         if not eval_gradient:
             return self.covariance(x, y).numpy()
-
-        def matrix(theta: Tensor) -> Tensor:
-            names = [parameter.name for parameter in self.hyperparameters if not parameter.fixed]
-            return self.covariance.with_scales(dict(zip(names, theta.exp(), strict=True)))(x)
-
+        names = [parameter.name for parameter in self.hyperparameters if not parameter.fixed]
         theta = torch.as_tensor(self.theta, dtype=torch.float64)
-        slopes = [torch.func.jvp(matrix, (theta,), (unit,))[1] for unit in torch.eye(len(theta), dtype=theta.dtype)]
-        empty = torch.empty(len(x), len(x), 0, dtype=theta.dtype)
-        return self.covariance(x).numpy(), (torch.stack(slopes, -1) if slopes else empty).numpy()
+        slopes = torch.empty(len(x), len(x), len(theta), dtype=theta.dtype)
+        with forward_ad.dual_level():  # of tensors that can be read, unlike those of `torch.func.jvp` before torch 2.7
+            for k, unit in enumerate(torch.eye(len(theta), dtype=theta.dtype)):
+                scales = forward_ad.make_dual(theta, unit).exp()
+                matrix = self.covariance.with_scales(dict(zip(names, scales, strict=True)))(x)
+                slopes[..., k] = forward_ad.unpack_dual(matrix).tangent
+        return self.covariance(x).numpy(), slopes.numpy()
 
     def diag(self, X: Any) -> np.ndarray:
         """The prior variances of the rows of `X`."""
