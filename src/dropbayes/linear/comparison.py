@@ -12,8 +12,6 @@ from dropbayes.linear.derivatives import rows_first
 from dropbayes.linear.passes import Linear, linear_plan
 from dropbayes.sampling import Sampling, as_inputs, draws, split
 
-__all__ = ["LinearCheck", "check_linear"]
-
 
 @dataclass(frozen=True)
 class LinearCheck:

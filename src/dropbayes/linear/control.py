@@ -18,8 +18,6 @@ from dropbayes.linear.passes import Linear, LinearPlan, linear_plan
 from dropbayes.linear.variables import standard_masks
 from dropbayes.sampling import Block, Inputs, Keys, Plan, Profile, Sampling, make_plan
 
-__all__ = ["ControlledPlan", "controlled_plan"]
-
 _KINDS = {"dropout", "feature_dropout", "attention", "recurrent"}  # of sites that multiply by a mask
 
 

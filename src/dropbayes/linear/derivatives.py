@@ -26,8 +26,6 @@ from dropbayes.sampling import Inputs, Inspection, Keys, RowLayout, cloned_leave
 from dropbayes.tracing import AtMeans, Interception, SiteNames
 from dropbayes.tracing.generators import keyed_generators
 
-__all__ = ["Linearisation", "linearise", "rows_first"]
-
 _MAX_UNITS = 4096  # of a site whose masks are laid out; the sum over more is Gaussian enough
 
 

@@ -25,8 +25,6 @@ from dropbayes.tracing import Site
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Explanation", "explain", "shapley"]
-
 MAX_SHAPLEY_FEATURES = 64
 """The widest table whose features have Shapley values; the features of a wider one have first-order shares."""
 

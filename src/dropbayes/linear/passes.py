@@ -18,8 +18,6 @@ from dropbayes.sampling.inspection import recall
 from dropbayes.sampling.trials import chosen_strategy
 from dropbayes.tracing.views import checked_network
 
-__all__ = ["Linear", "LinearPlan", "OnePass", "covariance", "linear_plan", "one_pass_plan", "outputs_by"]
-
 
 @dataclass(frozen=True)
 class Linear:

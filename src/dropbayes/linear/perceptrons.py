@@ -21,8 +21,6 @@ from dropbayes.sampling import Block, Inputs, Profile
 from dropbayes.sampling.perceptron import Perceptron, perceptron
 from dropbayes.tracing.views import checked_network
 
-__all__ = ["MomentsPlan", "moments_plan", "propagate"]
-
 _N_TERMS, _N_NODES = 8, 64
 _WORKING_BYTES = 256 * 2**20
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["N_POINTS", "gaussian_points", "standard_points"]
-
 N_POINTS = 256
 """The number of points: a class probability is then within about 0.005 of its expectation."""
 

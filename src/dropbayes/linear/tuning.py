@@ -23,8 +23,6 @@ from dropbayes.linear.passes import Linear, linear_plan
 from dropbayes.linear.points import standard_points
 from dropbayes.sampling import Inputs, Sampling, Site, as_inputs, draws, is_stochastic
 
-__all__ = ["Tuning", "tune_dropout"]
-
 MAX_RATIO = 1.0
 """The largest variance p / (1 - p) of a mask that is tried: beyond p = 0.5 the linear method is poor."""
 

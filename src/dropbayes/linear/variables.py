@@ -20,8 +20,6 @@ from dropbayes.sampling.profile import Profile
 from dropbayes.tracing import Site, SiteNames, Source, is_ours, neutral_uniform, version
 from dropbayes.tracing.generators import SENTINEL_SEED
 
-__all__ = ["SiteVariables", "Variable", "standard_masks"]
-
 _HARD = {
     "argmax", "argmin", "argsort", "ceil", "floor", "ge", "gt", "heaviside", "le", "lt", "multinomial", "randint",
     "randint_like", "randperm", "round", "sign", "sort", "topk", "trunc",

@@ -25,8 +25,6 @@ from dropbayes.tracing.generators import HostDraws, names_generators
 from dropbayes.tracing.states import NetworkState
 from dropbayes.tracing.views import View, checked_network, eagerly
 
-__all__ = ["draws", "evaluation_output", "function_draw", "is_stochastic", "keep_state"]
-
 
 def draws(
     net: nn.Module,

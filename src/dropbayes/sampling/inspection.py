@@ -31,8 +31,6 @@ from dropbayes.tracing.generators import UNSEEDED, keyed_generators, names_gener
 from dropbayes.tracing.states import NetworkState
 from dropbayes.tracing.views import Flags, View, check_modules, checked_network, eagerly
 
-__all__ = ["Inspection", "forget", "inspect", "recall", "sites"]
-
 _MAX_FORMS = 64
 _MAX_BRANCHES = 6  # random numbers under which branches are looked for
 

@@ -11,8 +11,6 @@ from dropbayes.sampling.inputs import Inputs
 from dropbayes.sampling.probes import Probe
 from dropbayes.tracing import RowLayout, Site
 
-__all__ = ["output_layouts", "row_of", "site_layouts", "site_names", "whole_arguments"]
-
 
 def site_names(probe: Probe) -> list[str]:
     """The names of the sites that a probe met, in order."""

@@ -31,8 +31,6 @@ from dropbayes.sampling.trials import chosen_strategy, is_out_of_memory
 from dropbayes.tracing import RowLayout
 from dropbayes.tracing.views import checked_network
 
-__all__ = ["MASKS", "Block", "Plan", "make_plan", "mask_spec", "move_row_axis"]
-
 MASKS = ("shared", "row")
 
 # Block sizes. A lone row is padded to a whole block where bits matter, so a block's work is bounded by the overhead of

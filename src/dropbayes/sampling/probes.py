@@ -18,11 +18,6 @@ from dropbayes.tracing import NEUTRAL, AtMeans, Interception, Neutral, Recorder,
 from dropbayes.tracing.generators import HostDraws
 from dropbayes.tracing.views import Flags, View, eagerly
 
-__all__ = [
-    "Probe", "ProbeFailed", "Prober", "autocast_dtype", "double_inputs", "equal_but_for_rounding", "is_ignored",
-    "training_flags",
-]  # fmt: skip
-
 _TENSOR_CORES = 5e-3  # float32 products, such as cuDNN's recurrent layers, may be rounded to ten bits
 _ROUNDING = {torch.float64: 1e-6, torch.float32: 2e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 

@@ -10,8 +10,6 @@ from dropbayes.runtime.validation import check_keep_prob
 from dropbayes.sampling.inputs import Structure
 from dropbayes.tracing import RowLayout, Site
 
-__all__ = ["Profile", "RowLayout", "Site", "Sites"]
-
 
 @dataclass(frozen=True)
 class Profile:

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from dropbayes.sampling.inputs import RowAxis
 from dropbayes.sampling.masks import SAMPLERS, Keys
 
-__all__ = ["POSITIONS", "Sampling"]
-
 POSITIONS = ("tied", "per_position")
 
 

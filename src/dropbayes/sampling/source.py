@@ -32,8 +32,6 @@ from dropbayes.tracing import (
 )
 from dropbayes.tracing.generators import SENTINEL_SEED
 
-__all__ = ["KeyedSource", "MaskSpec", "NetworkChanged", "UnsupportedStrategy", "transform_depth"]
-
 # From functorch: a real tensor seen as batched along one axis at a level of vmap; the depth of nested transforms, None
 # outside all of them.
 _functorch: Any = torch._C._functorch

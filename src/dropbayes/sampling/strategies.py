@@ -23,10 +23,6 @@ from dropbayes.tracing import Interception, RowLayout
 from dropbayes.tracing.generators import keyed_generators
 from dropbayes.tracing.views import eagerly
 
-__all__ = [
-    "DRAW_BY_DRAW", "FOLDED", "MAPPED", "MAPPED_ROWS", "ONE_BY_ONE", "ROW_BY_ROW", "Strategy", "Work", "evaluate",
-]  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Strategy:

@@ -17,8 +17,6 @@ from dropbayes.sampling.probes import Probe, ProbeFailed, Prober, is_ignored, tr
 from dropbayes.tracing import NEUTRAL
 from dropbayes.tracing.views import Flags
 
-__all__ = ["UncertaintyWarning", "check_accounted", "check_repeatable", "training_probe"]
-
 
 class UncertaintyWarning(UserWarning):
     """An uncertainty that is suspiciously small."""

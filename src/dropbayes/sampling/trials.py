@@ -34,8 +34,6 @@ from dropbayes.sampling.strategies import (
 )
 from dropbayes.tracing.views import View
 
-__all__ = ["chosen_strategy", "is_out_of_memory"]
-
 # Mapped calls take longer to launch, so mapping needs at least this share of a forward pass before the first site, and
 # on a GPU at least this many operations saved.
 _SHARED_PREFIX = {"cpu": 0.05, "cuda": 0.2}

@@ -12,8 +12,6 @@ from torch.utils._pytree import PyTree
 from dropbayes.tracing.operations import Operation
 from dropbayes.tracing.sources import RandomMode
 
-__all__ = ["run_intercepted"]
-
 
 def _without_dispatch(func: Callable[..., Any]) -> Callable[..., Any]:
     """The Python function of torch without its dispatch to modes, so that they intercept the calls inside it."""

@@ -11,8 +11,6 @@ from torch import Tensor
 from dropbayes.tracing.operations import Operation
 from dropbayes.tracing.sources import Handlers, RandomMode, scaled_product
 
-__all__ = ["HANDLERS"]
-
 
 def _dropout(
     mode: RandomMode, func: Operation, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False

@@ -16,8 +16,6 @@ from dropbayes.tracing.interception import Interception
 from dropbayes.tracing.operations import LESS, MORE, SHAPES, Arguments, NamedArguments, Operation
 from dropbayes.tracing.sources import Source
 
-__all__ = ["AtMeans"]
-
 _CASTS = {"bfloat16", "bool", "byte", "double", "float", "half", "int", "long", "to", "type", "type_as"}
 _THROUGH = {  # linear operations, and questions about no values
     "add", "div", "iadd", "imul", "itruediv", "linear", "matmul", "mean", "mul", "neg", "radd", "rmul", "rsub", "sub",

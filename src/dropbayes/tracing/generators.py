@@ -21,8 +21,6 @@ import numpy as np
 import torch
 from torch import nn
 
-__all__ = ["SENTINEL_SEED", "UNSEEDED", "HostDraws", "keyed_generators", "names_generators", "state_of"]
-
 SENTINEL_SEED = 0x64726F70626179  # the seed of torch's generator while a network runs that seeds it, which shows that
 _BORROWED = threading.RLock()  # two predictions of such networks do not borrow the generators at once
 

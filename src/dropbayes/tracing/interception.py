@@ -15,8 +15,6 @@ from dropbayes.tracing import dropout, layers, random_numbers
 from dropbayes.tracing.operations import Arguments, NamedArguments
 from dropbayes.tracing.sources import Handlers, RandomMode, Source
 
-__all__ = ["HANDLERS", "Interception"]
-
 HANDLERS: Handlers = {**dropout.HANDLERS, **layers.HANDLERS, **random_numbers.HANDLERS}
 
 

@@ -16,8 +16,6 @@ from dropbayes.tracing.operations import SCALARS, Arguments, Operation
 from dropbayes.tracing.recurrence import recurrence
 from dropbayes.tracing.sources import Handlers, RandomMode, UnsupportedStrategy
 
-__all__ = ["HANDLERS"]
-
 # From functorch: whether a tensor is mapped over.
 _is_batched: Callable[[Tensor], bool] = torch._C._functorch.is_batchedtensor
 

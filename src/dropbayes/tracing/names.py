@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping
 
 from torch import nn
 
-__all__ = ["SiteNames"]
-
 
 class SiteNames:
     """The names of the sites of one forward pass, in the order of execution.

@@ -9,23 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = [
-    "CELLS",
-    "CONVOLUTIONS",
-    "LESS",
-    "LOOKUPS",
-    "MORE",
-    "PASSES_MASK",
-    "PRODUCTS",
-    "READS",
-    "RECURRENT",
-    "SCALARS",
-    "SHAPES",
-    "Arguments",
-    "NamedArguments",
-    "Operation",
-]
-
 Operation = Callable[..., Any]
 Arguments = tuple[Any, ...]
 NamedArguments = dict[str, Any]

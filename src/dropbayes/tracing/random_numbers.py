@@ -16,8 +16,6 @@ from dropbayes.tracing.composites import run_intercepted
 from dropbayes.tracing.operations import LESS, MORE, Arguments, NamedArguments, Operation
 from dropbayes.tracing.sources import Handlers, RandomMode
 
-__all__ = ["HANDLERS", "draw_or_mean"]
-
 
 def draw_or_mean(sample: Callable[[], Tensor], mean: Tensor, *, training: bool) -> Tensor:
     """`sample()` in training mode, `mean` otherwise: a stochastic operation that a torch function mode can switch on.

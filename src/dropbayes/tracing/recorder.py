@@ -32,8 +32,6 @@ from dropbayes.tracing.sources import NEUTRAL, Neutral, Ones, neutral_uniform
 from dropbayes.tracing.states import version
 from dropbayes.tracing.watch import Watch
 
-__all__ = ["Recorder", "is_ours"]
-
 _MULTIPLICATIVE = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"}
 
 

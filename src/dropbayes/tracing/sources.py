@@ -17,19 +17,6 @@ from torch.overrides import TorchFunctionMode
 
 from dropbayes.tracing.operations import Arguments, NamedArguments
 
-__all__ = [
-    "NEUTRAL",
-    "Given",
-    "Handlers",
-    "Neutral",
-    "Ones",
-    "RandomMode",
-    "Source",
-    "UnsupportedStrategy",
-    "neutral_uniform",
-    "scaled_product",
-]
-
 Handlers = dict[Callable[..., Any], Callable[..., Any]]
 """What replaces each stochastic operation: a function of the mode, the operation and its arguments."""
 

@@ -20,8 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 
-__all__ = ["NetworkState", "is_object", "version"]
-
 _PLAIN = frozenset({bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size, type})
 _MAX_DEPTH = 4
 _COMPARED = ("_parameters", "_modules", "_forward_hooks", "_forward_pre_hooks")

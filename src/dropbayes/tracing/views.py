@@ -26,8 +26,6 @@ from torch.nn.modules import module as torch_modules
 from dropbayes.tracing.states import NetworkState, is_object
 from dropbayes.tracing.watch import SharedWrite, Watch
 
-__all__ = ["Flags", "View", "check_modules", "checked_network", "eagerly", "has_global_hooks", "unwrap"]
-
 Flags = Callable[[str, nn.Module], bool]
 """Whether a module may be in training mode, by its name and object."""
 

@@ -19,8 +19,6 @@ from torch.utils._pytree import PyTree
 
 from dropbayes.tracing.operations import Arguments, NamedArguments
 
-__all__ = ["Read", "SharedWrite", "Watch"]
-
 Read = tuple[bool, bool, bool]
 """A value that Python read: whether it depends on a site, on the rows, and whether it is more than true or false."""
 
