@@ -160,3 +160,28 @@ def test_inference_mode_around_the_call_does_not_matter():
     with torch.inference_mode():
         found = db.predict(net, x.clone(), method="linear")
     assert torch.equal(found.epistemic, expected.epistemic)
+
+
+class Force(nn.Module):
+    """The slope of an energy by the input: masks are in its backward pass as well."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.d, self.o = nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 1)
+
+    def forward(self, x):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(self.o(self.d(self.a(x).tanh())).sum(), x, create_graph=True)[0]
+
+
+def test_a_network_that_differentiates_itself_has_its_masks_in_both_passes():
+    torch.manual_seed(0)
+    net, x = Force(), torch.randn(3, 4)
+    bent = 1 - net.a(x).tanh().square()  # the force is a sum over units: linear in the masks, so that this is exact
+    terms = net.o.weight[0] * bent * net.a.weight.T.unsqueeze(1)  # [input, row, unit]
+    expected = (0.3 / 0.7 * terms.square().sum(2)).T.detach()
+    found = db.predict(net, x, method="linear")
+    torch.testing.assert_close(found.epistemic, expected, rtol=1e-4, atol=1e-6)
+    drawn = db.predict(net, x, n_draws=20)
+    assert not (drawn.mean.requires_grad or drawn.epistemic.requires_grad or db.draws(net, x, n_draws=2).requires_grad)

@@ -125,3 +125,13 @@ def test_the_linear_method_refuses_an_index(draw):
     net = nn.Sequential(nn.Linear(6, 16), Masked(draw), nn.Linear(16, 2))
     with pytest.raises(NotImplementedError, match="hard choice"):
         db.predict(net, torch.randn(3, 6), method="linear")
+
+
+def test_the_linear_method_refuses_dropped_tokens():
+    def forward(self, tokens):
+        dropped = torch.where(torch.rand(tokens.shape) < 0.2, torch.zeros_like(tokens), tokens)
+        return self.o(self.e(dropped if self.training else tokens).mean(1))
+
+    net = network(forward, e=nn.Embedding(20, 6), o=nn.Linear(6, 2))
+    with pytest.raises(NotImplementedError, match="hard choice"):
+        db.predict(net, torch.randint(1, 20, (3, 7)), method="linear")

@@ -142,7 +142,7 @@ def linearise(
     has_gates = any(site.kind in ("rand", "randperm", "bernoulli") for site in profile.sites)
     with seeded, (AtMeans if has_gates else Interception)(source):
         tensors, _ = split(eagerly(inputs.call)(net, leaves))
-    if not all(variable.is_intact for variable in source.variables):
+    if not mask_leaves and (source.has_derivatives or not all(variable.is_intact for variable in source.variables)):
         return linearise(inspection, inputs, ignored, tied, twice, mask_leaves=True)
     outputs = [rows_first(out, layout, inputs.n_rows) for out, layout in zip(tensors, profile.outputs, strict=True)]
     return Linearisation(outputs, source.variables, inputs.n_rows, twice)

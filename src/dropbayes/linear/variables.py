@@ -62,7 +62,7 @@ class SiteVariables(Source):
     """A source of variables in place of random numbers.
 
     `tied`: all positions of a sequence have the same mask. `leaves`: masks are leaves of the graph, for a network that
-    writes into what it has dropped from.
+    writes into what it has dropped from, or differentiates itself.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class SiteVariables(Source):
         self._by_name = {site.name: site for site in profile.sites} if profile.by_name else {}
         self._following = iter(profile.sites)
         self._drawn: Variable | None = None  # the numbers that the running operation has asked for
+        self.has_derivatives = False  # the network differentiates itself, and masks are in its backward pass as well
 
     def is_off(self, training: bool) -> bool:
         return self._is_ignored() or not (training or is_ours(self._names.caller()[1]))
@@ -139,6 +140,7 @@ class SiteVariables(Source):
 
     def after(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         name = getattr(func, "__name__", "").strip("_")
+        self.has_derivatives |= func is torch.autograd.grad
         if name in _HARD and args and isinstance(args[0], Tensor) and args[0].requires_grad:
             raise NotImplementedError(
                 f"`net` takes {name} of numbers that depend on its dropout: a hard choice, which "

@@ -101,7 +101,9 @@ def _run(source: KeyedSource, work: Work, leaves: list[PyTree]) -> list[Tensor]:
             "`net` must return numbers as tensors: its output holds a Python number that depends on the draw. Return "
             "the tensor it was read from."
         )
-    return source.finish(tensors)
+    outputs = source.finish(tensors)
+    # A network that differentiates itself would keep the graph of every draw.
+    return outputs if torch.is_grad_enabled() else [output.detach() for output in outputs]
 
 
 def _fold(spec: MaskSpec, work: Work) -> list[Tensor]:

@@ -114,9 +114,10 @@ class AtMeans(Interception):
             at_zero, at_one = func(torch.tensor([0.0, 1.0]), rest[0]).tolist()
             if at_zero != at_one:
                 return self._hold(first.view_as(first) if at_one else 1 - first, site)
-        if name == "where" and is_gate and len(rest) == 2:
+        whole = any(isinstance(arg, Tensor) and not arg.is_floating_point() for arg in args)  # numbers, or indices
+        if name == "where" and is_gate and len(rest) == 2 and not whole:
             return first * rest[0] + (1 - first) * rest[1]
-        if name in ("masked_fill", "setitem") and id(rest[0]) in self._gates:
+        if name in ("masked_fill", "setitem") and id(rest[0]) in self._gates and not whole:
             gate = rest[0][(..., *(None for _ in range(first.dim() - rest[0].dim())))] if name == "setitem" else rest[0]
             if func.__name__ == "masked_fill":
                 return first * (1 - gate) + rest[1] * gate
