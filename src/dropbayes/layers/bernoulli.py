@@ -59,7 +59,6 @@ class Bernoulli(Family):
 
     def sample(self, *n: int, generator: torch.Generator | None = None, relaxed: bool = False) -> Tensor:
         r"""Draws of $\mathbf z(\mathbf M + \sigma\epsilon) + (1 - \mathbf z)\sigma\epsilon$ [GG16, eq:reparam_reg]."""
-        del relaxed  # the probability is fixed
         masked = self._masks(*n, len(self.kept), 1, generator=generator) * self.kept
         if self.is_dropout:
             return masked
@@ -67,7 +66,6 @@ class Bernoulli(Family):
         return masked + self.std * normal_like(self.kept, *masked.shape, generator=generator)
 
     def product(self, x: Tensor, *, relaxed: bool = False) -> Tensor:
-        del relaxed
         output = (x * self._masks(*x.shape)) @ self.kept
         if self.is_dropout:
             return output

@@ -34,14 +34,9 @@ from dropbayes.layers.noise import check_drop_prob
 from dropbayes.layers.structure import DroppedLayer, is_bias, matrices, weight_layers
 from dropbayes.layers.tracing import keep_probs
 
-# The layers that get masks of their own for a whole sequence, and the classes they become.
+# The layers that get masks of their own for a whole sequence, and the namesakes they become.
 _RECURRENT: dict[type[nn.Module], type[nn.Module]] = {
-    nn.LSTM: recurrent.LSTM,
-    nn.GRU: recurrent.GRU,
-    nn.RNN: recurrent.RNN,
-    nn.LSTMCell: recurrent.LSTMCell,
-    nn.GRUCell: recurrent.GRUCell,
-    nn.RNNCell: recurrent.RNNCell,
+    getattr(nn, name): getattr(recurrent, name) for name in ("LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell")
 }
 
 

@@ -164,12 +164,7 @@ def kl_constant(net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, float]
 
 
 def parameter_groups(
-    net: nn.Module,
-    *,
-    precision: float,
-    prior: Prior,
-    n_data: int,
-    keep_probs: Mapping[str, float] | None = None,
+    net: nn.Module, *, precision: float, prior: Prior, n_data: int, keep_probs: Mapping[str, float] | None = None
 ) -> list[dict[str, Any]]:
     r"""Optimiser groups whose `weight_decay` is $2\lambda/p^2 = l^2/(pN\tau)$, and $l'^2/(N\tau)$ for biases.
 

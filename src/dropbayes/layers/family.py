@@ -67,9 +67,6 @@ class Family(ABC):
         return replace(self, **{name: in_full_precision(value) for name, value in parameters.items()})
 
 
-# --- checks and formulas -------------------------------------------------------------------------------------------
-
-
 def check_stds(name: str, value: Tensor, *, allow_zero: bool) -> None:
     if not isinstance(value, Tensor):
         raise TypeError(f"`{name}` (σ) must be a tensor; got {value!r}. Pass torch.tensor({name}).")

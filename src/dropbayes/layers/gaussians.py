@@ -45,11 +45,9 @@ class DiagonalGaussian(Family):
         return self.std.square().expand_as(self.loc)
 
     def sample(self, *n: int, generator: torch.Generator | None = None, relaxed: bool = False) -> Tensor:
-        del relaxed  # nothing here is discrete
         return torch.addcmul(self.loc, self.std, normal_like(self.loc, *n, *self.loc.shape, generator=generator))
 
     def product(self, x: Tensor, *, relaxed: bool = False) -> Tensor:
-        del relaxed
         mean, variance = x @ self.loc, x.square() @ self.variance
         return mean + safe_sqrt(variance) * torch.randn_like(mean)
 

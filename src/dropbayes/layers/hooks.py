@@ -88,12 +88,7 @@ Matrices = Callable[[nn.Module], Iterator[tuple[nn.Module, str, tuple[int, ...]]
 
 
 class WeightDropout(AttachedDropout):
-    """A pair of hooks: while a module runs, the given matrices have columns dropped, one mask for all rows.
-
-    Args:
-        drop_prob: The probability of dropping a unit.
-        matrices: A function that lists the matrices of a module.
-    """
+    """A pair of hooks: while a module runs, its `matrices` have columns dropped, one mask for all rows."""
 
     def __init__(self, drop_prob: float, matrices: Matrices) -> None:
         super().__init__(drop_prob)
@@ -101,27 +96,20 @@ class WeightDropout(AttachedDropout):
 
     def begin(self, module: nn.Module, args: Any) -> None:
         """The forward pre-hook."""
-        del args
         for owner, name, shape in list(self.matrices(module)):
             weight = owner._parameters[name]
             assert weight is not None
             ones = torch.ones(shape, dtype=weight.dtype, device=weight.device)
             mask = F.dropout(ones, self.drop_prob, module.training)
+            if mask.dim() == weight.dim() == 2:  # [expert, unit], for rows [expert · rank, unit]
+                mask = mask.repeat_interleave(weight.shape[0] // mask.shape[0], dim=0)
             owner.__dict__.setdefault(_ORIGINALS, {})[name] = weight
-            owner._parameters[name] = weight * _spread(mask, weight)  # type: ignore[assignment]
+            owner._parameters[name] = weight * mask  # type: ignore[assignment]
 
     def end(self, module: nn.Module, args: Any, output: PyTree) -> None:
         """The forward hook, called after an error too."""
-        del args, output
         for owner, _, _ in list(self.matrices(module)):
             owner._parameters.update(owner.__dict__.pop(_ORIGINALS, {}))
-
-
-def _spread(mask: Tensor, weight: Tensor) -> Tensor:
-    """A mask `[expert, unit]` for the rows `[expert · rank, unit]` of a weight; other masks are unchanged."""
-    if mask.dim() == weight.dim() == 2:
-        return mask.repeat_interleave(weight.shape[0] // mask.shape[0], dim=0)
-    return mask
 
 
 def stacked_matrices(module: nn.Module) -> Iterator[tuple[nn.Module, str, tuple[int, ...]]]:

@@ -31,14 +31,12 @@ _pass: contextvars.ContextVar[tuple[int, dict[Any, Tensor]] | None] = contextvar
 
 def begin_forward_pass(net: nn.Module, args: Any) -> None:
     """A forward pre-hook of a whole network: the recurrent layers in it draw their masks once until its end."""
-    del net, args
     depth, masks = _pass.get() or (0, {})
     _pass.set((depth + 1, masks))
 
 
 def end_forward_pass(net: nn.Module, args: Any, output: PyTree) -> None:
     """The forward hook that discards those masks, also after an error."""
-    del net, args, output
     depth, masks = _pass.get() or (1, {})
     _pass.set((depth - 1, masks) if depth > 1 else None)
 

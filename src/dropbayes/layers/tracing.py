@@ -47,11 +47,7 @@ def _preserve_state(net: nn.Module) -> Iterator[None]:
 class _Reading(Recorder):
     """A recorder that also finds the weight layers whose input has passed no other weight layer.
 
-    Args:
-        names: The names of the modules that run.
-        weights: The names of the weights, by id.
-        layers: The weight layer of each of its parameters.
-        inputs: The tensors that the network is called with.
+    `weights` are their names by id, `layers` the layer of each parameter, `inputs` what the network is called with.
     """
 
     def __init__(

@@ -57,18 +57,12 @@ def _kind(operation: Any) -> str:
 
 @dataclass(frozen=True)
 class Step:
-    """One operation of the network: its name, the steps it reads, and its map of their covariances.
-
-    Args:
-        name: The name.
-        sources: The names of the steps it reads.
-        layer: The units of an activation, or the scales of weights as an `Identity`.
-        covariances: The map of covariances, `[*positions, x row, y row]`, before that: patches, sums, means.
-    """
+    """One operation of the network: its name, the steps it reads, and its map of their covariances."""
 
     name: str
     sources: tuple[str, ...]
-    layer: Layer | None = None
+    layer: Layer | None = None  # the units of an activation, or the scales of weights as an `Identity`
+    # Before that: patches, sums or means of covariances [*positions, x row, y row].
     covariances: Callable[..., Tensor] | None = None
 
     @property

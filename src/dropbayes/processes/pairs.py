@@ -147,8 +147,7 @@ class Covariance(ABC):
         return matrix
 
     def parts(self, x: Tensor, name: str) -> Tensor:
-        """The inputs as `[..., row, input]`: the parts of a sequence or of an image come before its rows."""
-        del name  # of the argument, for errors
+        """The inputs as `[..., row, input]`, parts of a sequence or of an image first; `name` is for errors."""
         return x
 
     def diagonal(self, x: Tensor) -> Tensor:

@@ -25,12 +25,8 @@ def expected_product(
     A Hermite series calls $\sigma$ for each row and node. The pairs for which it has not converged (nearly equal
     directions of a saturated or kinked $\sigma$) are integrated in polar coordinates, for each pair and node.
 
-    Args:
-        function: $\sigma$, elementwise.
-        std_u: $s_u$, `[..., x row, 1]`.
-        std_v: $s_v$, `[..., 1, y row]`.
-        angle: $\theta$, `[..., x row, y row]`.
-        nodes: Nodes of the polar rule, along the radius and along each arc.
+    $s_u$ is `[..., x row, 1]`, $s_v$ `[..., 1, y row]` and $\theta$ `[..., x row, y row]`; `nodes` are the rule's,
+    along the radius and along each arc.
     """
     terms_u, rest_u = hermite_coefficients(function, std_u)
     terms_v, rest_v = hermite_coefficients(function, std_v)
