@@ -73,7 +73,7 @@ class DrawnModel:
         """The forward pass of all draws: logits are the log of their mean distribution, or those of each draw."""
         n_rows = n_rows_of(arguments) // (1 if self.together else self.n_draws)
         name = cache_name(arguments)
-        cache = arguments.get(name or "")
+        cache: Any = arguments.get(name or "")
         is_prompt = cache is not None and not any(cache is known for known in self._caches)
         if cache is not None and is_prompt:  # a new, empty one: of the first draws, with one more for each other chunk
             self._caches = [cache, *(copied_cache(cache) for _ in self.chunks[1:])]
