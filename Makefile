@@ -15,8 +15,10 @@ unexport PYTHONDONTWRITEBYTECODE  # every process that a test starts would compi
 demo: $(RUNTIME)
 	$(BIN)/dropbayes demo --out out
 
+# Each process takes one half of the tests in their order, so that a fixture of many tests is made once, and the one that
+# is done first takes some of the other's.
 test: $(READY) lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m "not slow" --durations=25
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow" --durations=25
 
 test-slow: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m slow --durations=25
@@ -40,7 +42,7 @@ docs: $(READY)
 
 # An old package may use what its newer dependencies deprecate: that is no error of ours.
 test-minimum: $(MINIMUM)/.ready
-	OMP_NUM_THREADS=1 $(MINIMUM)/bin/python -m pytest -q -n 2 -m "not slow" --ignore=tests/test_docs.py \
+	OMP_NUM_THREADS=1 $(MINIMUM)/bin/python -m pytest -q -n 2 --dist worksteal -m "not slow" --ignore=tests/test_docs.py \
 	  -W ignore::DeprecationWarning
 
 # Frameworks warn about themselves and each other; their own log lines and files stay in a temporary folder.

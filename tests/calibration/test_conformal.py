@@ -50,7 +50,7 @@ def test_a_row_of_weight_two_counts_as_two():
 
 def test_weights_by_the_density_ratio_restore_coverage_under_covariate_shift():
     # y = x·noise, held-out x uniform, new x of density 2x: the ratio is 2x. Without weights the intervals are too narrow.
-    runs, n, covered = 3000, 60, torch.zeros(2)
+    runs, n, covered = 1500, 60, torch.zeros(2)
     for run in range(runs):
         chance = torch.rand(n + 1, generator=generator(run), dtype=torch.float64)
         x, new_x = chance[:n], chance[n].sqrt()

@@ -89,7 +89,7 @@ def test_error_rule_of_a_coin_flip_would_be_broken_by_a_naive_threshold():
 
 def test_the_sequence_keeps_more_rows_than_testing_all_thresholds_at_once():
     ours, theirs = [], []
-    for run in range(60):
+    for run in range(25):
         uncertainty = uniform(1000, seed=run)
         wrong = uniform(1000, seed=20_000 + run) < uncertainty**4
         ours.append(min(1.0, decisions.deferral_for_risk(uncertainty, wrong, target=0.05).threshold))

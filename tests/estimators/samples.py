@@ -6,13 +6,13 @@ QUICK = {
     "hidden": (20,),
     "drop_prob": 0.05,
     "weight_decay": 1e-4,
-    "n_steps": 100,
+    "n_steps": 50,
     "n_folds": 2,
     "n_draws": 20,
     "n_networks": 2,
     "min_epochs": 1,
     "device": "cpu",
-    "learning_rate": 0.01,
+    "learning_rate": 0.02,
 }
 PLAIN = QUICK | {"noise": "constant"}  # a shape of the noise takes longer to fit than these networks
 

@@ -84,7 +84,7 @@ def test_a_regressor_is_unsure_in_a_gap_and_keeps_its_predictions_near_the_rows(
     level = source.permutation(np.repeat([-4.0, -3.0, -2.0, 2.0, 3.0, 4.0], 40))
     x = np.column_stack([level, source.normal(size=240)])
     y = np.sin(3 * level) + 0.3 * x[:, 1] + 0.05 * source.normal(size=240)
-    settings = {"hidden": (20,), "n_steps": 300, "n_folds": 2, "random_state": 0, "device": "cpu"}
+    settings = {"hidden": (20,), "n_steps": 150, "n_folds": 2, "random_state": 0, "device": "cpu"}
     model = DropoutRegressor(**settings).fit(x, y, groups=np.arange(240))  # groups have no process
     near, far = x[:20], np.column_stack([np.zeros(20), x[:20, 1]])
     plain = without_spread(model)

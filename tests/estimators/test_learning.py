@@ -231,7 +231,7 @@ def test_targets_of_zero_and_one_keep_their_probability_as_the_mean():
 def test_a_score_below_that_of_the_target_alone_is_said():
     source = np.random.default_rng(0)
     x, noise = source.normal(size=(60, 8)), source.normal(size=60)
-    settings = QUICK | {"hidden": (100,), "drop_prob": 0.0, "n_steps": 600}
+    settings = QUICK | {"hidden": (100,), "drop_prob": 0.0, "n_steps": 300}
     with pytest.warns(UserWarning, match="is below that of the target's own mean and deviation alone"):
         model = DropoutRegressor(**settings, random_state=0).fit(x, noise)
     assert model.baseline_score_ == pytest.approx(norm(noise.mean(), noise.std()).logpdf(noise).mean(), abs=1e-6)

@@ -71,7 +71,7 @@ def skewed(n=240, seed=0):
     return x, np.exp(4 + 1.5 * np.sin(x[:, 0]) + 0.5 * source.normal(size=n))
 
 
-SETTINGS = QUICK | {"n_steps": 400, "random_state": 0}
+SETTINGS = QUICK | {"n_steps": 200, "random_state": 0}
 
 
 @pytest.fixture(scope="module")

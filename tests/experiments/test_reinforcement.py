@@ -70,15 +70,13 @@ def test_epsilon_follows_the_papers_formula():
 
 
 def test_an_interrupted_simulation_continues_to_the_same_rewards(tmp_path):
-    settings = replace(reinforcement.Settings.tiny(), stack=2, n_steps=600)
+    settings = replace(reinforcement.Settings.tiny(), stack=2, n_steps=400)
     file = tmp_path / "state"
     whole = reinforcement.simulate("thompson", settings)
     stopped = reinforcement.Agents(2, "thompson", settings)
     worlds = foraging.Worlds(2)
-    curve = []
-    for _ in range(2):
-        curve.append(sum(reinforcement.tick(worlds, stopped) for _ in range(reinforcement.BLOCK)) / reinforcement.BLOCK)
-    reinforcement._save(worlds, stopped, file, repr(("thompson", settings)), curve)
+    earned = sum(reinforcement.tick(worlds, stopped) for _ in range(reinforcement.BLOCK)) / reinforcement.BLOCK
+    reinforcement._save(worlds, stopped, file, repr(("thompson", settings)), [earned])
     resumed = reinforcement.simulate("thompson", settings, checkpoint=file)
     np.testing.assert_allclose(resumed, whole, rtol=1e-5)
 

@@ -51,8 +51,8 @@ def test_learned_drop_probability_goes_to_a_half_when_only_the_entropy_counts():
 def test_learned_drop_probability_falls_with_more_data():
     few, many = (toy(n, noise=0.05) for n in (40, 1000))
     member = Member(drop_prob=0.2, precision=100.0, learning_rate=0.01)
-    small = train([Task(*few)], [replace(member, epochs=300)], batch_size=40, learn_drop_prob=True, **F64)
-    large = train([Task(*many)], [replace(member, epochs=40)], batch_size=40, learn_drop_prob=True, **F64)
+    small = train([Task(*few)], [replace(member, epochs=200)], batch_size=40, learn_drop_prob=True, **F64)
+    large = train([Task(*many)], [replace(member, epochs=15)], batch_size=40, learn_drop_prob=True, **F64)
     assert large.drop_prob.sum() < small.drop_prob.sum()
 
 

@@ -51,7 +51,8 @@ def one_rank(rank, n_ranks, folder):
 @pytest.fixture(scope="module")
 def across(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    torch.multiprocessing.spawn(one_rank, (3, str(folder)), nprocs=3)
+    torch.multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])  # torch is imported once
+    torch.multiprocessing.start_processes(one_rank, (3, str(folder)), nprocs=3, start_method="forkserver")
     return [torch.load(folder / f"rank{rank}.pt") for rank in range(3)]
 
 
