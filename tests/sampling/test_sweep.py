@@ -21,6 +21,7 @@ transformers = pytest.importorskip("transformers")
 
 N_DRAWS = 60
 SECONDS = 40
+N_PARTS = 12  # of the architectures, each a few minutes long
 
 
 def state(model):
@@ -125,21 +126,22 @@ def verdict(name):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_no_architecture_is_drawn_from_wrongly_or_changed(capsys):
+@pytest.mark.parametrize("part", range(N_PARTS))
+def test_no_architecture_is_drawn_from_wrongly_or_changed(part, capsys):
     from tests.sampling.architectures import NAMES
 
-    verdicts = {name: verdict(name) for name in NAMES}
+    verdicts = {name: verdict(name) for name in NAMES[part::N_PARTS]}
     counts = collections.Counter(kind for kind, _ in verdicts.values())
     reasons = collections.Counter(reason[:60] for kind, reason in verdicts.values() if kind == "refused")
     with capsys.disabled():
-        print(f"\n{len(NAMES)} architectures: {json.dumps(counts)}")
+        print(f"\n{len(verdicts)} architectures: {json.dumps(counts)}")
         for reason, count in reasons.most_common():
             print(f"  refused {count}: {reason}")
         for name, (kind, reason) in verdicts.items():
             if kind in ("wrong", "changed", "late"):
                 print(f"  {kind} {name}: {reason}")
     assert not counts["wrong"] and not counts["changed"]
-    assert counts["right"] > 150
+    assert counts["right"] > len(verdicts) / 4
 
 
 @pytest.mark.filterwarnings("ignore")
