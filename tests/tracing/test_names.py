@@ -6,7 +6,7 @@ import weakref
 import torch
 from torch import nn
 
-from dropbayes.tracing.names import SiteNames
+from dropbayes.tracing.sites import SiteNames
 
 
 class Asking(nn.Module):

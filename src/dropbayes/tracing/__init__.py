@@ -2,10 +2,9 @@
 
 from dropbayes.tracing.gates import AtMeans
 from dropbayes.tracing.interception import Interception
-from dropbayes.tracing.names import SiteNames
 from dropbayes.tracing.random_numbers import draw_or_mean
 from dropbayes.tracing.recorder import Recorder, is_ours
-from dropbayes.tracing.sites import PositionAxis, RowLayout, Site
+from dropbayes.tracing.sites import PositionAxis, RowLayout, Site, SiteNames
 from dropbayes.tracing.sources import (
     NEUTRAL,
     Given,

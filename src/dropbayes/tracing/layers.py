@@ -11,10 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import PyTree
 
-from dropbayes.tracing.composites import run_intercepted
 from dropbayes.tracing.operations import SCALARS, Arguments, Operation
 from dropbayes.tracing.recurrence import recurrence
-from dropbayes.tracing.sources import Handlers, RandomMode, UnsupportedStrategy
+from dropbayes.tracing.sources import Handlers, RandomMode, UnsupportedStrategy, run_intercepted
 
 # From functorch: whether a tensor is mapped over.
 _is_batched: Callable[[Tensor], bool] = torch._C._functorch.is_batchedtensor

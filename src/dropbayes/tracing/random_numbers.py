@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils._pytree import PyTree
 
-from dropbayes.tracing.composites import run_intercepted
 from dropbayes.tracing.operations import LESS, MORE, Arguments, NamedArguments, Operation
-from dropbayes.tracing.sources import Handlers, RandomMode
+from dropbayes.tracing.sources import Handlers, RandomMode, run_intercepted
 
 
 def draw_or_mean(sample: Callable[[], Tensor], mean: Tensor, *, training: bool) -> Tensor:

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from dropbayes.tracing.names import SiteNames
 from dropbayes.tracing.operations import (
     CELLS,
     CONVOLUTIONS,
@@ -27,7 +26,7 @@ from dropbayes.tracing.operations import (
     Arguments,
     NamedArguments,
 )
-from dropbayes.tracing.sites import Site
+from dropbayes.tracing.sites import Site, SiteNames
 from dropbayes.tracing.sources import NEUTRAL, Neutral, Ones, neutral_uniform
 from dropbayes.tracing.states import version
 from dropbayes.tracing.watch import Watch

@@ -6,16 +6,19 @@ network without its masks, `Given` masks that the caller holds; `sampling.keyed`
 
 from __future__ import annotations
 
+import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import PyTree
 
-from dropbayes.tracing.operations import Arguments, NamedArguments
+from dropbayes.tracing.operations import Arguments, NamedArguments, Operation
 
 Handlers = dict[Callable[..., Any], Callable[..., Any]]
 """What replaces each stochastic operation: a function of the mode, the operation and its arguments."""
@@ -181,3 +184,25 @@ def scaled_product(x: Tensor, keep: Tensor, drop_prob: float, inplace: bool = Fa
     """`x * keep / (1 - drop_prob)`; 0 if `drop_prob` is 1."""
     factor = keep * (1 / (1 - drop_prob)) if drop_prob < 1 else keep
     return x.mul_(factor) if inplace and not isinstance(x, nn.Parameter) else x * factor
+
+
+# Functions of torch that are written in Python ------------------------------------------------------------------------
+
+
+def _without_dispatch(func: Operation) -> Operation:
+    """The Python function of torch without its dispatch to modes, so that they intercept the calls inside it."""
+    scope = {**func.__globals__}
+    for name in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"):
+        scope[name] = lambda *_: False
+    copy = types.FunctionType(func.__code__, scope, func.__name__, func.__defaults__, func.__closure__)
+    copy.__kwdefaults__ = func.__kwdefaults__
+    return copy
+
+
+_COMPOSITES = {func: _without_dispatch(func) for func in (F.multi_head_attention_forward, F.gumbel_softmax)}
+
+
+def run_intercepted(mode: RandomMode, func: Operation, *args: Any, **kwargs: Any) -> PyTree:
+    """A composite function of torch: run with the mode on, so that its random calls are intercepted."""
+    with mode:
+        return _COMPOSITES[func](*args, **kwargs)
