@@ -78,8 +78,8 @@ def test_wrong_numbers_are_an_error_that_names_an_argument(name):
                 pytest.fail(f"{setting}={wrong}: {one(**{setting: wrong})}")
 
 
-ANY_VALUES = st.one_of(
-    st.floats(width=64), st.sampled_from([0.0, 1.0, 0.5, -1.0, math.nan, math.inf, -math.inf, 1e300, 1e-300])
+ANY_VALUES = st.one_of(  # without those of which the sum of a few is infinite
+    st.floats(-1e307, 1e307), st.sampled_from([0.0, 1.0, 0.5, -1.0, math.nan, math.inf, -math.inf, 1e300, 1e-300])
 )
 ANY_ARRAYS = st.one_of(
     arrays.arrays(np.float64, arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5), elements=ANY_VALUES),
