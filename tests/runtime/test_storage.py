@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 import torch
 
-from dropbayes.runtime import storage
+from dropbayes.runtime import __version__, storage
 
 FIXTURES = pathlib.Path(__file__).parent.parent / "fixtures"
 
 
 def written(path: pathlib.Path, **changes) -> pathlib.Path:
     tensors = {"weight": torch.arange(12.0).view(3, 4), "mask": torch.tensor([True, False])}
-    arguments = {"kind": "Toy", "settings": {"names": ["a", "β"], "rate": 0.1, "none": None}, "version": "0"}
+    arguments = {"kind": "Toy", "settings": {"names": ["a", "β"], "rate": 0.1, "none": None}}
     storage.save(path, tensors, **(arguments | changes))
     return path
 
@@ -31,7 +31,7 @@ def test_a_file_gives_back_what_was_saved(tmp_path):
     assert torch.equal(file.tensors["weight"], torch.arange(12.0).view(3, 4))
     assert torch.equal(file.tensors["mask"], torch.tensor([True, False]))
     assert file.settings == {"names": ["a", "β"], "rate": 0.1, "none": None}
-    assert file.versions == {"dropbayes": "0", "torch": torch.__version__}
+    assert file.versions == {"dropbayes": __version__, "torch": torch.__version__}
 
 
 def test_every_safetensors_reader_can_open_it(tmp_path):

@@ -16,7 +16,7 @@ from dropbayes.estimators.missing import MissingValues
 from dropbayes.population import Member, Population
 from dropbayes.population.heads import head_of
 from dropbayes.population.records import ACTIVATIONS, STACKED
-from dropbayes.runtime import __version__, storage
+from dropbayes.runtime import storage
 
 
 def save(estimator: Any, path: str | os.PathLike[str]) -> None:
@@ -45,7 +45,7 @@ def save(estimator: Any, path: str | os.PathLike[str]) -> None:
     for attribute, (name, kind) in estimator.records.items():
         record = getattr(estimator, attribute)
         tensors |= {} if record is None else {f"{name}.{f.name}": getattr(record, f.name) for f in fields(kind)}
-    storage.save(path, tensors, kind=estimator.saved_as, settings=settings, version=__version__)
+    storage.save(path, tensors, kind=estimator.saved_as, settings=settings)
 
 
 def load(kind: Any, path: str | os.PathLike[str]) -> tuple[Any, storage.ModelFile]:

@@ -41,11 +41,7 @@ def replacement(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
     A reader finds the old file or the new one, never a part, and writers do not disturb each other: the temporary
     file has a unique name in the same folder, is flushed to the disk and renamed. Permissions and symbolic links are
-    kept. A pipe or a device is written directly.
-
-    Raises:
-        IsADirectoryError: `path` is a folder.
-        FileNotFoundError: Its folder does not exist.
+    kept. A pipe or a device is written directly. Raises as `check_output` does.
     """
     path = pathlib.Path(path)
     check_output(path)

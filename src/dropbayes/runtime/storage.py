@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dropbayes.runtime import files
+from dropbayes.runtime import __version__, files
 
 FORMAT = 1
 _BLANK = "0" * 64
@@ -42,15 +42,12 @@ class ModelFile:
     versions: dict[str, str]
 
     def tensor(self, name: str, *, shape: Sequence[int | None], dtype: torch.dtype | None = None) -> Tensor:
-        """The tensor of this name; raises unless it has the expected shape and dtype.
+        """The tensor of this name; raises ValueError unless it has the expected shape and dtype.
 
         Args:
             name: The tensor's name.
             shape: The expected size of every axis; None for any.
             dtype: The expected dtype; by default any floating one, with finite values only.
-
-        Raises:
-            ValueError: The tensor is missing, or of another shape or dtype, or not finite.
         """
         value = self.tensors.get(name)
         if value is None:
@@ -68,11 +65,7 @@ class ModelFile:
         return value
 
     def setting(self, name: str, kind: type | tuple[type, ...]) -> Any:
-        """The setting of this name; raises unless it is of the given class.
-
-        Raises:
-            ValueError: The setting is missing or of another class; True is not a number.
-        """
+        """The setting of this name; raises ValueError unless it is of the given class, where True is not a number."""
         value = self.settings.get(name)
         kinds = kind if isinstance(kind, tuple) else (kind,)
         if name not in self.settings or not isinstance(value, kinds) or (type(value) is bool and bool not in kinds):
@@ -82,23 +75,18 @@ class ModelFile:
 
 
 def save(
-    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], *, kind: str, settings: Mapping[str, Any], version: str
+    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], *, kind: str, settings: Mapping[str, Any]
 ) -> None:
     """Writes a model file, atomically: a reader finds the old file or the new one, never a part.
 
-    Args:
-        path: The file.
-        tensors: Arrays by name.
-        kind: The kind of the model.
-        settings: JSON values only: text, finite numbers, booleans, None, lists, and dicts with text keys.
-        version: The library's version.
+    The settings are JSON values only: text, finite numbers, booleans, None, lists, and dicts with text keys.
     """
     from safetensors.torch import save as serialise
 
     description = {
         "format": FORMAT,
         "kind": kind,
-        "versions": {"dropbayes": version, "torch": torch.__version__},
+        "versions": {"dropbayes": __version__, "torch": torch.__version__},
         "settings": dict(settings),
     }
     try:

@@ -47,7 +47,7 @@ def check_keep_prob(value: float) -> None:
 
 
 def check_n_data(value: float) -> None:
-    if not (math.isfinite(value) and value >= 1):
+    if not 1 <= value < math.inf:
         raise ValueError(f"`n_data` must be at least 1, the number of training rows; got {value!r}.")
 
 
@@ -168,13 +168,9 @@ def matching_tensors(arrays: Mapping[str, Array], *, draws: str | None = None, i
 def row_weights(
     sample_weight: Array | None, n_rows: int, *, like: Tensor | None = None, name: str = "sample_weight"
 ) -> Tensor:
-    """The weight of each row, `[row]` in float64: ones by default. A row of weight 2 counts as two.
+    """The weight of each row, `[row]` in float64 on the device of `like`: ones by default.
 
-    Args:
-        sample_weight: Finite weights, zero or more, not all zero.
-        n_rows: The number of rows.
-        like: A tensor on the device of the result.
-        name: The argument's name in errors.
+    Weights are finite, zero or more, and not all zero; a row of weight 2 counts as two.
     """
     device = None if like is None else like.device
     if sample_weight is None:
@@ -189,14 +185,9 @@ def row_weights(
 
 
 def row_counts(sample_weight: Array | None, n_rows: int, *, like: Tensor) -> Tensor:
-    """The number of independent rows that each row stands for, `[row]` in int64; ones by default.
+    """The number of independent rows that each row stands for, `[row]` in int64: whole `row_weights`.
 
     A p-value and a certificate count independent rows, which have no fractions.
-
-    Args:
-        sample_weight: Whole weights, zero or more, not all zero.
-        n_rows: The number of rows.
-        like: A tensor on the device of the result.
     """
     weight = row_weights(sample_weight, n_rows, like=like)
     if not bool((weight == weight.round()).all()):
