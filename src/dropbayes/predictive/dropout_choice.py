@@ -15,6 +15,7 @@ from dropbayes.likelihoods import Likelihood
 from dropbayes.predictive.evaluation import checked_targets, evaluation_tensor, score_draws
 from dropbayes.runtime.formatting import Printed, Table
 from dropbayes.sampling import Sampling, draws
+from dropbayes.scores.averages import standard_error
 
 
 @dataclass(frozen=True)
@@ -93,27 +94,22 @@ def choose_dropout(
     targets, judged = (plain, None) if y is None else checked_targets(y, plain, likelihood)
 
     def density(sampled: Tensor) -> Tensor:
-        if is_text:
-            return text_densities(sampled, inputs)
-        return score_draws(sampled, targets, judged)[0]
-
-    base = density(plain[None])
-
-    def densities(candidate: nn.Module) -> Tensor:
-        sampling = Sampling(positions="tied" if is_text else None)
-        sampled = draws(function(candidate), inputs, n_draws=n_draws, seed=seed, masks="row", sampling=sampling)
-        return density(sampled)
+        return text_densities(sampled, inputs) if is_text else score_draws(sampled, targets, judged)[0]
 
     def with_dropout(drop_prob: float, copy: bool = False) -> nn.Module:
         return add_dropout(net, drop_prob, where=where, copy=copy)
 
-    scores = {p: densities(with_dropout(p)) for p in sorted(drop_probs)}
+    base, scores = density(plain[None]), dict[float, Tensor]()
+    sampling = Sampling(positions="tied" if is_text else None)
+    for p in sorted(drop_probs):
+        candidate = function(with_dropout(p))
+        scores[p] = density(draws(candidate, inputs, n_draws=n_draws, seed=seed, masks="row", sampling=sampling))
     tried = {p: float(values.mean()) for p, values in scores.items()}
     allowed = [p for p, value in tried.items() if value >= float(base.mean()) - tolerance]
     chosen = max(allowed, default=0.0)
     network, best = (with_dropout(chosen, copy=not is_text), scores[chosen]) if chosen else (net, base)
     gain = best - base
-    helps = bool(chosen) and float(gain.mean()) > float(gain.std() / math.sqrt(len(gain)))
+    helps = bool(chosen) and bool(gain.mean() > standard_error(gain))
     return DropoutChoice(chosen, helps, float(best.mean()), float(base.mean()), tried, network)
 
 

@@ -18,6 +18,7 @@ from dropbayes.predictive.scoring import COVERAGE_LEVELS, ClassOutcomes, core_sc
 from dropbayes.runtime.formatting import Printed, Table
 from dropbayes.sampling import draws, sites
 from dropbayes.scores import RiskCoverage, risk_coverage
+from dropbayes.scores.averages import standard_error
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -140,19 +141,15 @@ def check(
         >>> 0.85 < verdict.coverage[0.95] <= 1
         True
     """
-    network_sites = sites(net, x)
+    network_sites, plain = sites(net, x), evaluation_tensor(net, x)
     sampled = draws(net, x, n_draws=n_draws, seed=seed, masks="row")
-    if not isinstance(sampled, Tensor):
-        raise TypeError(f"`net` must return one tensor; got {type(sampled).__name__}. Wrap it to return its logits.")
-    plain = evaluation_tensor(net, x)
     targets, judged = checked_targets(y, plain, likelihood)
     (density, outcomes), (base, _) = (score_draws(one, targets, judged) for one in (sampled, plain[None]))
     outputs = [evaluation_tensor(member, x) for member in members]
     equivalent, ensembles = _ensemble_equivalent(outputs, targets, judged, float(density.mean()))
     measured = core_scores(outcomes)
-    some = x[:64] if isinstance(x, Tensor) else x
     try:
-        linear = check_linear(net, some, seed=seed)
+        linear = check_linear(net, x[:64] if isinstance(x, Tensor) else x, seed=seed)
     except (ValueError, RuntimeError):  # no derivative, or one that torch does not have
         linear = None
     is_class = isinstance(outcomes, ClassOutcomes)
@@ -181,12 +178,11 @@ def row_verdict(densities: Tensor, plain_densities: Tensor, uncertainty: Tensor,
         loss: The loss of each row.
         known: The attributes of `Verdict` that do not follow from these.
     """
-    difference = densities - plain_densities
     verdict = Verdict(
         n_rows=len(densities),
         log_likelihood=float(densities.mean()),
         plain_log_likelihood=float(plain_densities.mean()),
-        gain_error=float(difference.std() / math.sqrt(len(difference))),
+        gain_error=float(standard_error(densities - plain_densities)),
         risk=risk_coverage(uncertainty, loss),
         random_area=float(loss.mean()),
         **known,
