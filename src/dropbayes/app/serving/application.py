@@ -36,7 +36,6 @@ from dropbayes.runtime.arrays import NumpyArray
 # Bodies up to this size are decoded on the event loop, where longer ones would hold up other requests, and are not
 # refused when long ones fill the memory.
 _SMALL_BODY = 2**16
-_MAX_BODIES = 8  # longest bodies in memory at once
 
 _Value = TypeVar("_Value")
 _log = logging.getLogger("uvicorn.error")
@@ -106,7 +105,8 @@ class Service:
                         self._held_bytes += len(chunk)
                         if len(body) > settings.max_body:
                             raise too_long
-                        if len(body) > _SMALL_BODY and self._held_bytes > _MAX_BODIES * settings.max_body:
+                        # In memory at once may be as much as eight of the longest bodies.
+                        if len(body) > _SMALL_BODY and self._held_bytes > 8 * settings.max_body:
                             raise HTTPException(429, "too many long requests at once; try again in a moment.")
             except TimeoutError:
                 raise HTTPException(408, f"the body took longer than {settings.body_seconds:g} s to arrive.") from None
