@@ -16,7 +16,7 @@ def _forged(path, out, change):
     file = storage.load(path, kinds=["DropoutRegressor", "DropoutClassifier"])
     tensors, settings = dict(file.tensors), dict(file.settings)
     change(tensors, settings)
-    storage.save(out, tensors, kind=file.kind, settings=settings, version="0")
+    storage.save(out, tensors, kind=file.kind, settings=settings)
     return out
 
 
