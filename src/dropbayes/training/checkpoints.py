@@ -65,21 +65,13 @@ class History:
 
 @dataclass(frozen=True)
 class Run:
-    """The state of a run between epochs, apart from its network and optimiser.
-
-    Attributes:
-        history: The record so far.
-        best: The weights of the best held-out epoch, if rows are held out.
-        best_score: Their held-out log-likelihood.
-        waited: The number of epochs since then.
-        start: The fingerprint of the weights that the run began with.
-    """
+    """The state of a run between epochs, apart from its network and optimiser."""
 
     history: History
-    best: dict[str, Tensor] | None = None
-    best_score: float = -math.inf
-    waited: int = 0
-    start: str = ""
+    best: dict[str, Tensor] | None = None  # the weights of the best held-out epoch, if rows are held out
+    best_score: float = -math.inf  # their held-out log-likelihood
+    waited: int = 0  # the number of epochs since then
+    start: str = ""  # the fingerprint of the weights that the run began with
 
 
 def save(
@@ -163,33 +155,34 @@ def _feed(digest: Any, value: object) -> None:
     """Adds a value to the digest, part by part."""
     digest.update(f"<{type(value).__qualname__}".encode())
     parts: Iterable[object] = ()
-    if isinstance(value, (Tensor, np.ndarray)):
-        tensor = torch.as_tensor(value).detach().cpu().contiguous()
-        digest.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
-    elif isinstance(value, nn.Module):  # not its weights, which training changes
-        settings = [
-            {key: one for key, one in vars(module).items() if isinstance(one, _PLAIN) and key.strip("_") != "training"}
-            for module in value.modules()
-        ]
-        trained = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in value.named_parameters()]
-        parts = (str(value), settings, trained)
-    elif isinstance(value, Mapping):
-        parts = sorted(value.items(), key=repr)
-    elif isinstance(value, (tuple, list)):
-        parts = value
-    elif isinstance(value, functools.partial):
-        parts = (value.func, value.args, value.keywords)
-    elif isinstance(value, types.FunctionType):
-        closure = [cell.cell_contents for cell in value.__closure__ or ()]
-        constants = [one for one in value.__code__.co_consts if not isinstance(one, types.CodeType)]
-        parts = (value.__code__.co_code, constants, value.__code__.co_names, value.__defaults__, closure)
-    elif isinstance(value, types.MethodType):
-        parts = (value.__func__, value.__self__)
-    elif getattr(value, "__dict__", None) and not isinstance(value, type):
-        parts = (vars(value),)
-    else:
-        digest.update(repr(value).encode())
+    match value:
+        case Tensor() | np.ndarray():
+            tensor = torch.as_tensor(value).detach().cpu().contiguous()
+            digest.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
+            digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+        case nn.Module():  # not its weights, which training changes
+            settings = [
+                {name: v for name, v in vars(m).items() if isinstance(v, _PLAIN) and name.strip("_") != "training"}
+                for m in value.modules()
+            ]
+            trained = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in value.named_parameters()]
+            parts = (str(value), settings, trained)
+        case Mapping():
+            parts = sorted(value.items(), key=repr)
+        case tuple() | list():
+            parts = value
+        case functools.partial():
+            parts = (value.func, value.args, value.keywords)
+        case types.FunctionType():
+            closure = [cell.cell_contents for cell in value.__closure__ or ()]
+            constants = [one for one in value.__code__.co_consts if not isinstance(one, types.CodeType)]
+            parts = (value.__code__.co_code, constants, value.__code__.co_names, value.__defaults__, closure)
+        case types.MethodType():
+            parts = (value.__func__, value.__self__)
+        case _ if getattr(value, "__dict__", None) and not isinstance(value, type):
+            parts = (vars(value),)
+        case _:
+            digest.update(repr(value).encode())
     for part in parts:
         _feed(digest, part)
     digest.update(b">")

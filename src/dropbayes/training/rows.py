@@ -34,17 +34,11 @@ def output_tensor(output: Any) -> Tensor:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Batch:
-    """A batch of rows on the training device.
-
-    Args:
-        inputs: The network's arguments.
-        y: The targets.
-        weight: The weights of the rows, with mean 1 over all rows; None if all weigh the same.
-    """
+    """A batch of rows on the training device."""
 
     inputs: Inputs
     y: Tensor
-    weight: Tensor | None = None
+    weight: Tensor | None = None  # with mean 1 over all rows; None if all weigh the same
 
     def output(self, net: nn.Module) -> Tensor:
         """The network's output for these rows."""
@@ -74,17 +68,11 @@ class Batch:
 
 
 class Rows(ABC):
-    """Training or held-out rows.
-
-    Attributes:
-        n_rows: The number of rows.
-        n_data: The N of the objective: the sum of the weights.
-        n_batches: The number of batches of an epoch.
-    """
+    """Training or held-out rows."""
 
     n_rows: int
-    n_data: float
-    n_batches: int
+    n_data: float  # the N of the objective: the sum of the weights
+    n_batches: int  # of an epoch
 
     @abstractmethod
     def epoch(self) -> Iterator[Batch]:
@@ -178,25 +166,11 @@ def _reseed(loader: DataLoader[Any]) -> Iterator[None]:
 
 
 def training_rows(
-    x: Any,
-    y: Any,
-    *,
-    net: nn.Module,
-    device: torch.device,
-    batch_size: int,
-    sample_weight: Any = None,
-    name: str = "x",
+    x: Any, y: Any, *, net: nn.Module, device: torch.device, batch_size: int, sample_weight: Any = None, name: str = "x"
 ) -> Rows:
-    """The validated rows of `x` and `y`.
+    """The validated rows of `x` and `y`, or of a DataLoader of pairs, which has its own batch size.
 
-    Args:
-        x: Inputs with the row axis first (a tensor or array, a tuple or mapping of them), or a DataLoader of pairs.
-        y: The targets; None if `x` is a DataLoader.
-        net: The network, to whose dtype floating NumPy arrays are converted.
-        device: The device the batches are used on.
-        batch_size: The number of rows per batch; a DataLoader has its own.
-        sample_weight: The weight of each row.
-        name: The name of `x` in errors.
+    Floating NumPy arrays are converted to the dtype of `net`; errors call `x` by its `name`.
     """
     dtype = next((p.dtype for p in net.parameters() if p.is_floating_point()), torch.float32)
     if isinstance(x, DataLoader):

@@ -21,13 +21,7 @@ Loss = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 class ModelNoise:
-    r"""The likelihood of a run; the optimiser updates $\log\tau$, so that $\tau$ stays positive.
-
-    Args:
-        likelihood: The likelihood, with the $\tau$ to start from.
-        learned: Whether $\tau$ is trained; only a `Gaussian` has one.
-        device: The training device.
-    """
+    r"""The likelihood of a run. A learned $\tau$ stays positive: the optimiser updates $\log\tau$."""
 
     def __init__(self, likelihood: Likelihood, learned: bool, device: torch.device) -> None:
         self.fixed, self.log_precision = likelihood, None
@@ -87,21 +81,13 @@ def batch_loss(
 
 @dataclass(eq=False)
 class Step:
-    """The forward and backward pass of a batch: gradients into the parameters, the loss returned.
-
-    Args:
-        net: The network.
-        loss: The loss of a batch's outputs.
-        scale: The factor on the loss before its gradient is taken.
-        graphed: Whether to replay a CUDA graph, if the network can be captured.
-        n_draws: The number of draws of the network per step, stacked on a first axis where there are several.
-    """
+    """The forward and backward pass of a batch: gradients into the parameters, the loss returned."""
 
     net: nn.Module
     loss: Loss
-    scale: float
-    graphed: bool = False
-    n_draws: int = 1
+    scale: float  # the factor on the loss before its gradient is taken
+    graphed: bool = False  # whether to replay a CUDA graph, if the network can be captured
+    n_draws: int = 1  # of the network per step, stacked on a first axis where there are several
     replays: dict[tuple[torch.Size, ...], Callable[[Batch], Tensor]] = field(default_factory=dict)
 
     def __call__(self, batch: Batch) -> Tensor:
