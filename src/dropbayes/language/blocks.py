@@ -110,9 +110,6 @@ def adapters(net: nn.Module) -> frozenset[str]:
     )
 
 
-# The structure of a network -----------------------------------------------------------------------------------------
-
-
 def _block_names(net: nn.Module) -> list[str]:
     """The names of the blocks: the elements of the largest list of modules with several weight layers each."""
     decoder: nn.Module = getattr(net, "get_decoder", lambda: net)()  # the accessor of transformers

@@ -43,7 +43,6 @@ class UncertaintyCallback(TrainerCallback):
         self, args: Any, state: Any, control: Any, metrics: dict[str, float] | None = None, **context: Any
     ) -> None:
         """Called by the trainer after its own evaluation."""
-        del args, control
         values = self.measure(context["model"], context["eval_dataloader"])
         prefix = next((key.removesuffix("loss") for key in metrics or {} if key.endswith("_loss")), "eval_")
         named = {f"{prefix}{name}": value for name, value in values.items()}

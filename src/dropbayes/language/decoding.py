@@ -35,15 +35,9 @@ _GROWING = ("input_ids", "decoder_input_ids", "position_ids", "token_type_ids", 
 
 
 class DrawnModel:
-    """The stand-in for the model in transformers' `generate`.
+    """The stand-in for the model in transformers' `generate`, with masks by position.
 
-    Args:
-        net: The model.
-        keys: The keys of all draws.
-        draws: The draws to decode with.
-        sampling: The other settings; with masks by position.
-        draws_at_once: The most draws in one batch.
-        together: Whether all draws read the same text and return their mean; otherwise each reads its own rows.
+    `together`, all draws read the same text and return their mean; otherwise each reads its own rows.
     """
 
     def __init__(

@@ -43,14 +43,7 @@ def n_rows_of(arguments: dict[str, Any]) -> int:
 
 
 class FoldedDraws:
-    """Some draws of a model, with the call signature of the model.
-
-    Args:
-        net: The model.
-        keys: The keys of all draws.
-        draws: The indices of the draws.
-        sampling: The other settings; with masks by position.
-    """
+    """Some draws of a model, with the call signature of the model; its masks are by position."""
 
     def __init__(self, net: nn.Module, keys: Keys, draws: range, sampling: Sampling) -> None:
         self.net, self.keys, self.draws = net, keys, draws
@@ -62,12 +55,9 @@ class FoldedDraws:
         self._alike = True
 
     def __call__(self, arguments: dict[str, Any], n_rows: int, *, alike: bool = True) -> PyTree:
-        """The model's output, with the rows of all draws.
+        """The model's output with the rows of all draws, `n_rows` each, for named arguments of one draw or of all.
 
-        Args:
-            arguments: The named arguments, with rows of one draw or of all of them.
-            n_rows: The number of rows of one draw.
-            alike: Whether every draw reads the same rows: the blocks before the first site are then computed once.
+        If they read `alike` rows, the blocks before the first site are computed once.
         """
         inspection = self.inspection(arguments, n_rows)
         inputs = _texts_first({name: self._map(self._first_draw, value) for name, value in arguments.items()})
@@ -115,8 +105,6 @@ class FoldedDraws:
         sites = self.inspection(arguments, n_rows).profile.sites
         return all(site.layout is not None and site.layout.inner for site in sites if site.is_random)
 
-    # Rows --------------------------------------------------------------------------------------------------------
-
     def _map(self, function: Callable[[Any], Any], value: Any) -> PyTree:
         return value if value is None or is_cache(value) else pytree.tree_map(function, value, is_leaf=is_cache)
 
@@ -132,8 +120,6 @@ class FoldedDraws:
         whole = isinstance(leaf, Tensor) and leaf.shape[:1] == (n_folded,) and leaf.dim() > 1
         whole = whole and (leaf.dim() > 2 or not leaf.is_floating_point())
         return leaf[: self._n_rows] if whole else leaf
-
-    # The prefix --------------------------------------------------------------------------------------------------
 
     def _view(self, inspection: Inspection) -> nn.Module:
         """A view of the model in which blocks before the first site run once for all draws."""
@@ -161,9 +147,6 @@ def _texts_first(arguments: dict[str, Any]) -> Inputs:
     """The arguments as inputs, texts first: their number is the number of rows."""
     names = sorted(arguments, key=lambda name: name not in _TEXT)
     return as_inputs({name: arguments[name] for name in names if arguments[name] is not None})
-
-
-# Caches with rows of several draws ------------------------------------------------------------------------------------
 
 
 def cache_name(arguments: dict[str, Any]) -> str | None:

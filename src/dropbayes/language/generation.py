@@ -17,14 +17,7 @@ from dropbayes.language.decoding import (
     checked_padding,
     generating_module,
 )
-from dropbayes.language.scoring import (
-    Text,
-    Texts,
-    by_position,
-    decoded,
-    named_inputs,
-    score_answers,
-)
+from dropbayes.language.scoring import Text, Texts, by_position, decoded, named_inputs, score_answers
 from dropbayes.language.uncertainty import TextUncertainty, TokenUncertainty, UncertaintyRecord, text_frame, text_table
 from dropbayes.runtime.formatting import Printed, Table
 from dropbayes.sampling import Sampling, derived_seed
@@ -142,9 +135,6 @@ def generate(
     return replace(result, texts=decoded(tokenizer, result.tokens, result.mask))
 
 
-# Under the mean, under each draw, and given ---------------------------------------------------------------------------
-
-
 def _under_the_mean(work: Texts, at_once: int, on_token: Callable[[TokenUncertainty], None] | None) -> Generation:
     drawn = work.drawn_model(range(work.keys.n_draws), at_once, together=True)
     record, ends = UncertaintyRecord(), _ends(work.config)
@@ -168,7 +158,7 @@ def _under_the_mean(work: Texts, at_once: int, on_token: Callable[[TokenUncertai
     if is_beam:
         repeats = len(sequences) // work.n_rows
         repeated = {name: value.repeat_interleave(repeats, 0) for name, value in work.given.items()}
-        judged = Texts(work.model, work.keys, work.sampling, repeated, len(sequences), work.config, work.options)
+        judged = replace(work, given=repeated, n_rows=len(sequences))
         record = score_answers(judged, answer, _until_the_end(answer, ends), at_once)
     result = record.result()
     values = {field.name: getattr(result, field.name) for field in fields(result)}
@@ -218,9 +208,6 @@ def _decode(work: Texts, drawn: DrawnModel, inputs: dict[str, Any], observe: Any
     options = {name: value for name, value in work.options.items() if name != "stopping_criteria"}
     sequences: Tensor = drawn.model().generate(**inputs, **options, stopping_criteria=criteria)
     return sequences
-
-
-# Arguments ------------------------------------------------------------------------------------------------------------
 
 
 def _ends(config: Any) -> Tensor:

@@ -134,8 +134,7 @@ def score_answers(
 ) -> UncertaintyRecord:
     """The uncertainty of given answers, in chunks of rows."""
     draws = range(work.keys.n_draws) if draws is None else draws
-    chunks = [draws[start : start + at_once] for start in range(0, len(draws), at_once)]
-    folded = [FoldedDraws(work.model, work.keys, chunk, work.sampling) for chunk in chunks]
+    folded = work.drawn_model(draws, at_once, together=True).chunks
     vocabulary = int(generating_module(work.model).config.get_text_config().vocab_size)
     bytes_per_row = 4 * len(draws) * answer.shape[1] * vocabulary
     rows_at_once = max(1, 2**28 // bytes_per_row)
@@ -181,9 +180,6 @@ def _whole_text(work: Texts, given: dict[str, Tensor], answer: Tensor, mask: Ten
     return arguments, slice(-length - 1, -1)
 
 
-# Arguments ------------------------------------------------------------------------------------------------------------
-
-
 def tokenized(
     argument: str, texts: Any, tokenizer: Any, model: nn.Module, *, side: str, **options: Any
 ) -> dict[str, Tensor]:
@@ -226,9 +222,9 @@ def named_inputs(inputs: PyTree, tokenizer: Any, model: nn.Module) -> dict[str, 
     return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
 
-def _answer_mask(answer: Any, mask: Tensor | None, pad: Any, n_rows: int) -> Tensor:
-    if not isinstance(answer, Tensor) or answer.dim() != 2 or 0 in answer.shape or answer.is_floating_point():
-        raise TypeError(f"`answer` must be token ids [row, token]; got {getattr(answer, 'shape', answer)!r}.")
+def _answer_mask(answer: Tensor, mask: Tensor | None, pad: Any, n_rows: int) -> Tensor:
+    if answer.dim() != 2 or 0 in answer.shape or answer.is_floating_point():
+        raise TypeError(f"`answer` must be token ids [row, token]; got {answer.shape!r}.")
     if len(answer) != n_rows:
         raise ValueError(f"`answer` must have a row for each of the {n_rows} prompts; got {len(answer)}.")
     if mask is not None:

@@ -139,12 +139,9 @@ class UncertaintyRecord:
         self._log_weights: Tensor | None = None
 
     def add(self, log_probs: Tensor, tokens: Tensor, mask: Tensor) -> TokenUncertainty:
-        """Adds the next token of every row.
+        """Adds the token of each row, with the log-probabilities of all by each draw, `[draw, row, token]`.
 
-        Args:
-            log_probs: The log-probabilities of all tokens by each draw, `[draw, row, token]`.
-            tokens: The token that followed, `[row]`.
-            mask: The rows whose text had not ended, `[row]`.
+        `mask` has the rows whose text had not ended.
         """
         n_draws = log_probs.shape[0]
         if self._log_weights is None:
