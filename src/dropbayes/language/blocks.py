@@ -45,11 +45,7 @@ def last_blocks(net: nn.Module, n_blocks: int) -> frozenset[str]:
 
 
 def attention_outputs(net: nn.Module) -> frozenset[str]:
-    """The output projection of every attention: dropout before it drops units of the heads' outputs.
-
-    Args:
-        net: A network with attention modules.
-    """
+    """The output projection of every attention: dropout before it drops units of the heads' outputs."""
     outputs = set()
     for attention in _outermost(net, _ATTENTION):
         layers = [name for name in _linear_layers(net) if _is_inside(name, [attention])]
@@ -62,9 +58,6 @@ def feed_forward_inputs(net: nn.Module) -> frozenset[str]:
     """The layers that read a feed-forward network's input: in a block, outside its attention, as wide as the block.
 
     The experts of a mixture are among them, their router is not.
-
-    Args:
-        net: A network with a list of blocks and attention modules.
     """
     modules, blocks = dict(net.named_modules()), _block_names(net)
     width = _widths(modules[min(attention_outputs(net))])[1]
@@ -80,11 +73,7 @@ def feed_forward_inputs(net: nn.Module) -> frozenset[str]:
 
 
 def heads(net: nn.Module) -> frozenset[str]:
-    """The weight layers after the last block: the projection to the vocabulary, a classifier.
-
-    Args:
-        net: A network with a list of blocks.
-    """
+    """The weight layers after the last block: the projection to the vocabulary, a classifier."""
     blocks, names = _block_names(net), [name for name, _ in net.named_modules()]
     end = names.index(blocks[-1])
     layers = [name for name in _linear_layers(net) if not _is_inside(name, blocks) and not _OTHER_INPUTS.search(name)]
@@ -93,11 +82,7 @@ def heads(net: nn.Module) -> frozenset[str]:
 
 
 def adapters(net: nn.Module) -> frozenset[str]:
-    """The first matrix of every low-rank adapter of PEFT: dropout before it is PEFT's `lora_dropout`.
-
-    Args:
-        net: A network with adapters that are not merged into its weights.
-    """
+    """The first matrix of every low-rank adapter of PEFT: dropout before it is PEFT's `lora_dropout`."""
     merged = [name for name, module in net.named_modules() if getattr(module, "merged_adapters", None)]
     if merged:
         raise ValueError(
