@@ -152,3 +152,18 @@ def test_a_table_wider_than_its_card_keeps_its_caption_in_view_while_it_scrolls(
     hidden, left, right = tab.evaluate(inside)
     assert left > -1 and right > -1
     tab.close()
+
+
+def test_the_bars_of_the_features_can_be_compared_at_any_width(browser, tmp_path, regressor):
+    x, y = regression_rows(60)
+    (tmp_path / "page.html").write_text(report(regressor, x, y, target="t"), encoding="utf-8")
+    tab = browser.new_page()
+    tab.goto((tmp_path / "page.html").as_uri())
+    for width, least in ((1280, 200), (390, 70)):
+        tab.set_viewport_size({"width": width, "height": 900})
+        bars = tab.evaluate("""() => [...document.querySelectorAll("#table-importance .share")].map(bar =>
+          [...bar.children].map(part => part.getBoundingClientRect().width).concat(parseFloat(bar.nextSibling.textContent)))""")
+        for whole, part, percent in bars:
+            assert whole >= least and part == pytest.approx(whole * percent / 100, abs=0.1)
+        assert tab.evaluate("document.documentElement.scrollWidth") == width
+    tab.close()
