@@ -134,9 +134,7 @@ def linearise(
     profile, net = inspection.profile, inspection.network()
     names = SiteNames({id(module): path for path, module in net.named_modules()})
     source = SiteVariables(profile, names, ignored, tied, mask_leaves)
-    leaves: Sequence[Any] = inputs.leaves
-    if not twice:
-        leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    leaves: Sequence[Any] = (inputs if twice else inputs.with_tensors(Tensor.detach)).leaves
     leaves = cloned_leaves(leaves) if profile.writes_input else leaves
     seeded = keyed_generators(None) if profile.seeds_torch else contextlib.nullcontext()
     has_gates = any(site.kind in ("rand", "randperm", "bernoulli") for site in profile.sites)

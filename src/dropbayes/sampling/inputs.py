@@ -28,6 +28,20 @@ class Inputs:
     n_rows: int
 
     @property
+    def tensors(self) -> list[Tensor]:
+        """The arguments that are tensors."""
+        return [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
+
+    def with_tensors(self, function: Callable[[Tensor], Tensor]) -> Inputs:
+        """The inputs with `function` of each tensor in its place."""
+        leaves = tuple(function(leaf) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves)
+        return dataclasses.replace(self, leaves=leaves)
+
+    def to(self, device: torch.device) -> Inputs:
+        """The inputs on a device."""
+        return self.with_tensors(lambda tensor: tensor.to(device))
+
+    @property
     def is_matrix(self) -> bool:
         """Whether the input is one tensor `[row, feature]`."""
         return len(self.leaves) == 1 and self.axes == (0,) and self.leaves[0].dim() == 2

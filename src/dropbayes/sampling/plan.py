@@ -324,13 +324,13 @@ def _inspect_with_hints(net: nn.Module, inputs: Inputs, sampling: Sampling) -> I
 def _input_hints(net: nn.Module, inputs: Inputs, message: str) -> list[str]:
     """Hints beyond torch's message when the input does not fit the network."""
     weights = {parameter.dtype for parameter in net.parameters() if parameter.is_floating_point()}
-    given = {leaf.dtype for leaf in inputs.leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()}
+    given = {tensor.dtype for tensor in inputs.tensors if tensor.is_floating_point()}
     if "dtype" in message and len(weights) == 1 and given - weights:
         expected = next(iter(weights))
         return [f"`x` has {next(iter(given - weights))} and the network's weights {expected}: pass x.to({expected})."]
     if "shape" in message or "size" in message:
-        shapes = [tuple(leaf.shape) for leaf in inputs.leaves if isinstance(leaf, Tensor)]
-        return [f"`x` must be a batch of rows that the network takes, [row, ...]; got the shape {shapes[0]}."]
+        shape = tuple(inputs.tensors[0].shape)
+        return [f"`x` must be a batch of rows that the network takes, [row, ...]; got the shape {shape}."]
     return []
 
 

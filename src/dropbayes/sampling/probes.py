@@ -143,10 +143,7 @@ class Prober:
 
 def double_inputs(inputs: Inputs) -> Inputs:
     """The inputs with float32 tensors in float64."""
-    leaves = tuple(
-        leaf.double() if isinstance(leaf, Tensor) and leaf.dtype == torch.float32 else leaf for leaf in inputs.leaves
-    )
-    return replace(inputs, leaves=leaves)
+    return inputs.with_tensors(lambda tensor: tensor.double() if tensor.dtype == torch.float32 else tensor)
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:

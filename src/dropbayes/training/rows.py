@@ -57,14 +57,12 @@ class Batch:
     @property
     def tensors(self) -> list[Tensor]:
         """Everything that differs between batches, in a fixed order."""
-        leaves = [leaf for leaf in self.inputs.leaves if isinstance(leaf, Tensor)]
-        return [*leaves, self.y, *([] if self.weight is None else [self.weight])]
+        return [*self.inputs.tensors, self.y, *([] if self.weight is None else [self.weight])]
 
     def clone(self) -> Batch:
         """A copy in new memory."""
-        leaves = tuple(leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self.inputs.leaves)
         weight = None if self.weight is None else self.weight.clone()
-        return Batch(dataclasses.replace(self.inputs, leaves=leaves), self.y.clone(), weight)
+        return Batch(self.inputs.with_tensors(Tensor.clone), self.y.clone(), weight)
 
 
 class Rows(ABC):
@@ -95,8 +93,8 @@ class TensorRows(Rows):
         self.n_data = float(len(y)) if weight is None else float(weight.sum())
         self.n_batches = math.ceil(self.n_rows / batch_size)
         self._identity = (inputs.leaves, y, weight)
-        resident = sum(leaf.nbytes for leaf in (*inputs.leaves, y) if isinstance(leaf, Tensor)) <= _RESIDENT_BYTES
-        self.inputs, self.y = (_move_to(inputs, device), y.to(device)) if resident else (inputs, y)
+        resident = sum(tensor.nbytes for tensor in (*inputs.tensors, y)) <= _RESIDENT_BYTES
+        self.inputs, self.y = (inputs.to(device), y.to(device)) if resident else (inputs, y)
         self.weight = None if weight is None else (weight / weight.mean()).to(device, torch.float32)
 
     def epoch(self) -> Iterator[Batch]:
@@ -105,10 +103,10 @@ class TensorRows(Rows):
             weight = None if self.weight is None else self.weight[index.to(self.device)]
             leaves = tuple(self.inputs.rows(index))
             rows = dataclasses.replace(self.inputs, leaves=leaves, n_rows=len(index))
-            yield Batch(_move_to(rows, self.device), self.y[index].to(self.device), weight)
+            yield Batch(rows.to(self.device), self.y[index].to(self.device), weight)
 
     def pass_through(self) -> Iterator[Batch]:
-        yield Batch(_move_to(self.inputs, self.device), self.y.to(self.device), self.weight)
+        yield Batch(self.inputs.to(self.device), self.y.to(self.device), self.weight)
 
     def identity(self) -> Any:
         return self._identity
@@ -141,7 +139,7 @@ class LoadedRows(Rows):
                         f"{f' of {len(pair)}' if isinstance(pair, (tuple, list)) else ''}."
                     )
                 inputs, targets = _validate(pair[0], pair[1], self.name, self.dtype)
-                yield Batch(_move_to(inputs, self.device), targets.to(self.device))
+                yield Batch(inputs.to(self.device), targets.to(self.device))
 
     def identity(self) -> Any:
         dataset = self.loader.dataset
@@ -209,8 +207,3 @@ def _as_tensors(x: Any, name: str, dtype: torch.dtype) -> Any:
         return x  # a flag or a number among the arguments
     tensor = to_tensor(x, name=name)
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-
-def _move_to(inputs: Inputs, device: torch.device) -> Inputs:
-    leaves = tuple(leaf.to(device) if isinstance(leaf, Tensor) else leaf for leaf in inputs.leaves)
-    return dataclasses.replace(inputs, leaves=leaves)
