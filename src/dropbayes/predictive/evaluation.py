@@ -251,12 +251,7 @@ def _targets(y: PyTree, inputs: Inputs) -> Tensor:
 
 
 class DrawScores:
-    """The draws of some rows beside the outcomes of these rows, added block by block.
-
-    Args:
-        likelihood: The observation model.
-        y: The outcomes, `[row, ...]`.
-    """
+    """The draws of some rows beside the outcomes `y` of these rows, `[row, ...]`, added block by block."""
 
     def __init__(self, likelihood: Likelihood, y: Tensor) -> None:
         self.y = y
@@ -288,15 +283,7 @@ class DrawScores:
 def row_scores(
     results: RowResults, y: Tensor, likelihood: Likelihood, *, index: int = 0, sample_weight: Array | None = None
 ) -> tuple[Tensor, RegressionOutcomes | ClassOutcomes]:
-    """The log-likelihood of each row of one output, and what all scores follow from.
-
-    Args:
-        results: The results of the rows (`DrawScores.results`).
-        y: The outcomes of all rows.
-        likelihood: The observation model.
-        index: The number of the output in the results.
-        sample_weight: The weight of each row.
-    """
+    """The log-likelihood of each row of one output, by its `index` in the results, and what all scores follow from."""
     density, mean = results.join_rows("log_likelihood", index), results.join_rows("mean", index)
     likelihood = likelihood.for_output(mean.dim())
     if isinstance(likelihood, ClassLikelihood):

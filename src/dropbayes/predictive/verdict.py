@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,7 +44,6 @@ class Verdict(Printed):
         ensemble_log_likelihoods: The log-likelihood of ensembles of 1, 2, ... members.
         linear: The linear method (`predict(method="linear")`) beside 30 draws of some of the rows; None where the
             network has no derivatives.
-        advice: The recommended next steps.
     """
 
     sites: Sequence[tuple[str, float | None]]
@@ -60,7 +59,6 @@ class Verdict(Printed):
     ensemble_equivalent: float | None = None
     ensemble_log_likelihoods: tuple[float, ...] = ()
     linear: LinearCheck | None = None
-    advice: tuple[str, ...] = ()
 
     @property
     def gain(self) -> float:
@@ -72,6 +70,28 @@ class Verdict(Printed):
         """The ranking gain over chance as a fraction of the oracle's: 1 is perfect, 0 is chance."""
         possible = self.random_area - float(self.risk.oracle_area)
         return (self.random_area - float(self.risk.area)) / possible if possible > 0 else math.nan
+
+    @property
+    def advice(self) -> tuple[str, ...]:
+        """The recommended next steps."""
+        steps, max_gap = [], 0.05  # of nominal and observed coverage, above which calibration is advised
+        if self.gain > 2 * self.gain_error:
+            steps.append("Keep the draws: they predict the outcomes better than one pass.")
+        elif self.gain < -2 * self.gain_error:
+            steps.append("The draws predict worse than one pass: choose a smaller drop probability (choose_dropout).")
+        else:
+            steps.append("The draws predict about as well as one pass.")
+        if self.ranking < 0.1:  # of the oracle's gain
+            steps.append(
+                "The uncertainty does not rank the errors: add dropout before more layers, or train an ensemble."
+            )
+        worst = max((observed - claimed for claimed, observed in self.coverage.items()), key=abs, default=0.0)
+        if abs(worst) > max_gap:
+            word = "narrow" if worst < 0 else "wide"
+            steps.append(f"Intervals are too {word}: calibrate them on held-out rows (calibration.std_scale).")
+        if (self.calibration_error or 0.0) > max_gap:
+            steps.append("Confidence and accuracy differ: calibrate on held-out rows (calibration.temperature).")
+        return tuple(steps)
 
     def rows(self) -> list[tuple[str, str, str]]:
         """The rows of the table: name, value and meaning."""
@@ -178,7 +198,7 @@ def row_verdict(densities: Tensor, plain_densities: Tensor, uncertainty: Tensor,
         loss: The loss of each row.
         known: The attributes of `Verdict` that do not follow from these.
     """
-    verdict = Verdict(
+    return Verdict(
         n_rows=len(densities),
         log_likelihood=float(densities.mean()),
         plain_log_likelihood=float(plain_densities.mean()),
@@ -187,7 +207,6 @@ def row_verdict(densities: Tensor, plain_densities: Tensor, uncertainty: Tensor,
         random_area=float(loss.mean()),
         **known,
     )
-    return replace(verdict, advice=_advice(verdict))
 
 
 def _ensemble_equivalent(
@@ -205,23 +224,3 @@ def _ensemble_equivalent(
     best = np.maximum.accumulate(scores)
     equivalent = float(np.interp(reached, best, range(1, len(best) + 1), right=math.inf))
     return equivalent, tuple(scores)
-
-
-def _advice(verdict: Verdict) -> tuple[str, ...]:
-    advice, max_gap = [], 0.05  # of nominal and observed coverage, above which calibration is advised
-    if verdict.gain > 2 * verdict.gain_error:
-        advice.append("Keep the draws: they predict the outcomes better than one pass.")
-    elif verdict.gain < -2 * verdict.gain_error:
-        advice.append("The draws predict worse than one pass: choose a smaller drop probability (choose_dropout).")
-    else:
-        advice.append("The draws predict about as well as one pass.")
-    if verdict.ranking < 0.1:  # of the oracle's gain
-        advice.append("The uncertainty does not rank the errors: add dropout before more layers, or train an ensemble.")
-    gaps = [observed - claimed for claimed, observed in verdict.coverage.items()]
-    worst = max(gaps, key=abs, default=0.0)
-    if abs(worst) > max_gap:
-        word = "narrow" if worst < 0 else "wide"
-        advice.append(f"Intervals are too {word}: calibrate them on held-out rows (calibration.std_scale).")
-    if verdict.calibration_error is not None and verdict.calibration_error > max_gap:
-        advice.append("Confidence and accuracy differ: calibrate on held-out rows (calibration.temperature).")
-    return tuple(advice)
