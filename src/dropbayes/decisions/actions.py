@@ -135,7 +135,7 @@ def deferral_for_risk(
     for start in starts:
         first = math.ceil(min(1.0, start * fewest / max(1, len(rest))) * len(thresholds)) - 1
         for threshold in thresholds[max(0, first) :]:
-            if _p_value(unit, scores, rest, threshold, share) > level:
+            if _p_value(unit[rest][scores[rest] <= threshold], share) > level:
                 break
             certified = threshold if certified is None else max(certified, threshold)
     if certified is None:
@@ -151,16 +151,15 @@ def deferral_for_risk(
     )
 
 
-def _p_value(losses: Tensor, scores: Tensor, rows: Tensor, threshold: float, target: float) -> float:
-    """The p-value of "the mean loss of the rows at most as uncertain as the threshold exceeds the target"."""
+def _p_value(losses: Tensor, target: float) -> float:
+    """The p-value of "the mean loss of rows like these exceeds the target"."""
     import scipy.stats
 
-    kept_losses = losses[rows][scores[rows] <= threshold]
-    n_kept = len(kept_losses)
+    n_kept = len(losses)
     if not n_kept:
         return 1.0
-    total, mean = float(kept_losses.sum()), min(float(kept_losses.mean()), target)
-    if bool(((kept_losses == 0) | (kept_losses == 1)).all()):
+    total, mean = float(losses.sum()), min(float(losses.mean()), target)
+    if bool(((losses == 0) | (losses == 1)).all()):
         return float(scipy.stats.binom.cdf(round(total), n_kept, target))
     # Hoeffding's bound in terms of the relative entropy, and Bentkus's in terms of the binomial.
     entropy = (1 - mean) * math.log((1 - mean) / (1 - target)) + (mean * math.log(mean / target) if mean else 0.0)

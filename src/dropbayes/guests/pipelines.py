@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import statistics
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,7 +50,6 @@ def _summary(runs: list[Any]) -> list[dict[str, Any]]:
             scores.setdefault(tuple((k, v) for k, v in entry.items() if k != "score"), []).append(float(entry["score"]))
     found = []
     for entry, values in sorted(scores.items(), key=lambda item: -len(item[1])):
-        mean = math.fsum(values) / len(values)
-        std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
-        found.append({**dict(entry), "score": mean, "std": std, "share": len(values) / len(runs)})
+        moments = {"score": statistics.fmean(values), "std": statistics.pstdev(values)}
+        found.append({**dict(entry), **moments, "share": len(values) / len(runs)})
     return found
