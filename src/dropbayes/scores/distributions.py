@@ -54,25 +54,19 @@ def _crps_terms(
 ) -> tuple[Tensor, Tensor, int]:
     r"""The mean of $A(y - \widehat y_t, v_t)$, the sum of $A(\widehat y_s - \widehat y_t, v_s + v_t)$, and T."""
     outputs, outcome = matching_tensors({"draws": draws, "y": y}, draws="draws")
-    variance = _noise_variance(noise_variance, outputs)
-    pairs = torch.zeros_like(outcome)
-    for index, (mean, noise) in enumerate(zip(outputs, variance, strict=True)):  # avoids holding T² values at once
-        magnitude = _expected_magnitude(outputs - mean, variance + noise)
-        pairs = pairs + (magnitude.sum(0) if equal_pairs else magnitude.sum(0) - magnitude[index])
-    return _expected_magnitude(outcome - outputs, variance).mean(0), pairs, len(outputs)
-
-
-def _noise_variance(noise_variance: Array | float, outputs: Tensor) -> Tensor:
-    """The observation variance of every draw and row, from a number, `[row]`, `[draw, 1]` or `[draw, row]`."""
     variance = finite_tensor("noise_variance", noise_variance).to(outputs)
-    shapes = ((), outputs.shape[1:], (len(outputs), *(1,) * (outputs.dim() - 1)), outputs.shape)
-    if variance.shape not in shapes:
+    if variance.shape not in ((), outputs.shape[1:], (len(outputs), *(1,) * (outputs.dim() - 1)), outputs.shape):
         raise ValueError(
             "`noise_variance` must be a number, [row], [draw, 1] or [draw, row]; got shape "
             f"{tuple(variance.shape)} for draws {tuple(outputs.shape)}."
         )
     check_values("noise_variance", variance)
-    return variance.expand_as(outputs)
+    variance = variance.expand_as(outputs)
+    pairs = torch.zeros_like(outcome)
+    for index, (mean, noise) in enumerate(zip(outputs, variance, strict=True)):  # avoids holding T² values at once
+        magnitude = _expected_magnitude(outputs - mean, variance + noise)
+        pairs = pairs + (magnitude.sum(0) if equal_pairs else magnitude.sum(0) - magnitude[index])
+    return _expected_magnitude(outcome - outputs, variance).mean(0), pairs, len(outputs)
 
 
 def _expected_magnitude(mean: Tensor, variance: Tensor) -> Tensor:
