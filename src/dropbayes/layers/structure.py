@@ -17,7 +17,6 @@ _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropo
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
 _CONVOLUTION = nn.modules.conv._ConvNd
 _PRODUCTS = (nn.Linear, nn.Bilinear, _CONVOLUTION, *_TABLES, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
-_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 @runtime_checkable
@@ -223,7 +222,7 @@ def reads_input(module: nn.Module, parameter: str) -> bool:
 
 def _unit_axis(module: nn.Module, parameter: str) -> int:
     """The axis of a weight that indexes the units of the layer's input."""
-    if isinstance(module, (*_TABLES, *_TRANSPOSED)):
+    if isinstance(module, (*_TABLES, nn.modules.conv._ConvTransposeNd)):
         return 0
     if isinstance(module, _PRODUCTS) or parameter != "weight":
         return 1
@@ -233,7 +232,7 @@ def _unit_axis(module: nn.Module, parameter: str) -> int:
 
 def fan_in(module: nn.Module, parameter: str, weight: Tensor) -> int:
     """The paper's K: the number of inputs that each output of the layer sums."""
-    if isinstance(module, _TRANSPOSED):
+    if isinstance(module, nn.modules.conv._ConvTransposeNd):
         return weight.shape[0] // module.groups * weight[0, 0].numel()
     if isinstance(module, _TABLES) or weight.dim() < 2:
         return 1  # a lookup reads one vector
