@@ -204,7 +204,7 @@ def place(tmp_path_factory):
 
 
 @pytest.mark.slow
-@settings(max_examples=3000, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=2000, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 @given(contents=mutated())
 def test_thousands_of_mutated_tables_are_predicted_whole_or_refused_in_one_line(models, place: pathlib.Path, contents):
     data, out = place / "t.csv", place / "out.csv"
