@@ -8,7 +8,6 @@ beside x itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,7 +53,8 @@ class Bins:
         def edges(column: Array) -> Array:
             values = np.unique(column)
             coded = len(values) <= most and n_rows >= _ROWS_PER_BIN * len(values)
-            return _distinct_edges(values if coded else np.quantile(column, levels, method="nearest"))
+            found = values if coded else np.unique(np.quantile(column, levels, method="nearest"))
+            return found if len(found) > 2 else found[:0]  # fewer than two bins are none
 
         return cls(tuple(edges(column) for column in x.T))
 
@@ -65,16 +65,9 @@ class Bins:
 
     def encode(self, x: Array) -> Array:
         """The columns, followed by the inputs of their bins."""
-        pieces = [_pieces(column, edges) for column, edges in zip(x.T, self.edges, strict=True) if len(edges)]
+        pieces = [
+            np.clip((column[:, None] - edges[:-1]) / np.diff(edges), 0.0, 1.0)
+            for column, edges in zip(x.T, self.edges, strict=True)
+            if len(edges)
+        ]
         return np.column_stack([x, *pieces]) if pieces else x
-
-
-def _distinct_edges(edges: Array) -> Array:
-    """The distinct edges; empty if fewer than two bins remain."""
-    edges = np.unique(edges)
-    return edges if len(edges) > 2 else edges[:0]
-
-
-def _pieces(column: Array, edges: Sequence[float] | Array) -> Array:
-    low, high = np.asarray(edges[:-1]), np.asarray(edges[1:])
-    return np.clip((column[:, None] - low) / (high - low), 0.0, 1.0)

@@ -225,15 +225,6 @@ def _one_function(net: nn.Module, x: Tensor) -> Tensor:
     return torch.cat([net.eval()(block) for block in padded.split(_PRODUCT_ROWS)])[: len(x)]
 
 
-def _warn_of_bounded(shift: Tensor) -> None:
-    """Warns of rows whose mean prediction was shifted to lie within the bounds."""
-    n_rows = int((shift != 0).any(-1).sum())
-    if n_rows:
-        rows = "1 row of `X` is" if n_rows == 1 else f"{n_rows} rows of `X` are"
-        message = f"{rows} predicted further beyond the targets than these range; such predictions are bounded."
-        warnings.warn(f"{message} Look for faulty values in these rows.", UserWarning, stacklevel=2)
-
-
 class RegressionEnsemble(Ensemble):
     """An ensemble that predicts numbers."""
 
@@ -302,7 +293,10 @@ class RegressionEnsemble(Ensemble):
             values, rest = outputs.split([n_outputs, outputs.shape[-1] - n_outputs], -1)
             shift = self.bounds_.shift(draw_mean(values.double().flatten(0, 1)))
             outputs = torch.cat([values.double() + shift, rest.double()], -1)
-            _warn_of_bounded(shift)
+            if n_rows := int((shift != 0).any(-1).sum()):
+                rows = "1 row of `X` is" if n_rows == 1 else f"{n_rows} rows of `X` are"
+                message = f"{rows} predicted further beyond the targets than these range; such predictions are bounded."
+                warnings.warn(f"{message} Look for faulty values in these rows.", UserWarning, stacklevel=2)
         if self.noise_ is not None:
             draws = outputs.double().flatten(0, 1).cpu()
             columns = inputs[:, : self._n_columns].cpu()
@@ -316,10 +310,9 @@ class RegressionEnsemble(Ensemble):
     @property
     def _target_moments(self) -> tuple[Tensor, Tensor]:
         """The mean and the scale of y, one per output; networks that learn what a process leaves have others."""
-        standard: Any = self.process_
-        if standard is None:
-            return self.population_.y_mean[0].cpu(), self.population_.y_scale[0].cpu()
-        return standard.y_mean, standard.y_scale
+        if self.process_ is not None:
+            return self.process_.y_mean, self.process_.y_scale
+        return self.population_.y_mean[0].cpu(), self.population_.y_scale[0].cpu()
 
     def _with_process(self, inputs: Tensor, outputs: Tensor) -> Tensor:
         """The outputs in one standard, with the draws of the process added to those of the networks that need it."""

@@ -106,15 +106,10 @@ def is_mixed_frame(X: Any) -> bool:
     if module == "polars" and hasattr(X, "schema"):
         return not all(dtype.is_numeric() or str(dtype) == "Boolean" for dtype in X.schema.values())
     if module == "pandas" and hasattr(X, "dtypes") and getattr(X, "ndim", 1) == 2:
+        others = [index for index, dtype in enumerate(X.dtypes) if getattr(dtype, "kind", "O") not in "biufc"]
         # A column of dtype object may hold numbers; text, categories and dates are not numeric.
-        return any(_is_other(X.iloc[:, index], dtype) for index, dtype in enumerate(X.dtypes))
+        return any(str(X.dtypes.iloc[i]) != "object" or any(isinstance(v, str) for v in X.iloc[:, i]) for i in others)
     return False
-
-
-def _is_other(column: Any, dtype: Any) -> bool:
-    if getattr(dtype, "kind", "O") in "biufc":
-        return False
-    return str(dtype) != "object" or any(isinstance(value, str) for value in column)
 
 
 def _location(row: int) -> str:

@@ -38,7 +38,7 @@ from dropbayes.runtime.progress import ProgressBar
 _SEARCH_ROWS = 50_000
 # The window, in rows, of the running noise estimate of `partial_fit`.
 _REMEMBERED_ROWS = 1000
-# Operations on fewer values are no faster with a second thread.
+# Tensor operations of the search on fewer values are no faster with a second thread.
 _ONE_THREAD_SIZE = 2**18
 _REMEDY = 'Set `missing="learn"` to learn from rows with missing inputs, or leave those rows out.'
 
@@ -83,12 +83,15 @@ class DropoutEstimator(Parameters, Ensemble):
             self._continue_and_test(x, y, weight)
             self._set_bounds(y)
             return
-        self.bins_ = self._bins(x)
+        bins = Bins.of(x, max_inputs=self._effort.bin_inputs) if isinstance(self.drop_prob, str) else None
+        self.bins_ = bins if bins and bins.n_inputs else None
         # A process would see the rows of its own group, or of the future.
         offset = self._fit_process(x, y, weight) if groups is None else None
         x = self._with_bins(x)
         self.rows_tested_ = min(len(x), _REMEMBERED_ROWS)  # in case `partial_fit` follows
-        threads = 1 if self._operation_size(len(x)) <= _ONE_THREAD_SIZE else None
+        n_stacked = len(self._grid(len(x))[0]) * (FOLDS if len(x) < MANY_ROWS else 1)
+        operation = n_stacked * self._batch_size(len(x)) * max(self._hidden_widths(len(x)), default=1)
+        threads = 1 if operation <= _ONE_THREAD_SIZE else None
         with cpu_threads(threads), self._progress(len(x)) as progress:
             choice = self._search(x, y, weight, groups, offset, forward=times is not None, progress=progress)
             self.search_scores_ = choice.log_likelihood.numpy()
@@ -111,16 +114,6 @@ class DropoutEstimator(Parameters, Ensemble):
                 UserWarning,
                 stacklevel=3,
             )
-
-    def _operation_size(self, n_rows: int) -> int:
-        """The number of values in one tensor operation of the search."""
-        n_folds = FOLDS if n_rows < MANY_ROWS else 1
-        return (
-            len(self._grid(n_rows)[0])
-            * n_folds
-            * self._batch_size(n_rows)
-            * max(self._hidden_widths(n_rows), default=1)
-        )
 
     def _progress(self, n_rows: int) -> ProgressBar:
         """One bar, in steps of a network, for the search and the training after it, so that it shows the time left."""
@@ -348,11 +341,6 @@ class DropoutEstimator(Parameters, Ensemble):
         """Whether missing cells of a frame are learned from: "auto" does where its training frame had some."""
         columns = () if self.frame_columns_ is None else self.frame_columns_.schema.columns
         return self.missing == "learn" or (self.missing == "auto" and any(column.flagged for column in columns))
-
-    def _bins(self, x: np.ndarray) -> Bins | None:
-        """The bins available to candidates of the search; None if the user specified the candidates."""
-        bins = Bins.of(x, max_inputs=self._effort.bin_inputs) if isinstance(self.drop_prob, str) else None
-        return bins if bins and bins.n_inputs else None
 
     def _inputs(self, X: Any) -> np.ndarray:
         check_is_fitted(self)

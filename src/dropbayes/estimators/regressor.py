@@ -163,11 +163,12 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         return [y, y - (mean * self.process_.y_scale + self.process_.y_mean).numpy().reshape(y.shape)]
 
     def _fit_noise(self, choice: EnsembleChoice, offset: Offset | None) -> None:
-        log_derivative = self._log_derivative(choice)
+        x, y, weight = choice.held_out_rows()
+        in_units = self.transform_.inverse(y.double().reshape(len(x), -1))
+        log_derivative = float((self.transform_.log_derivative(in_units).sum(1) * weight).sum() / weight.sum())
         self.search_scores_ = self.search_scores_ + log_derivative
         self.held_out_score_ = float(self.search_scores_.max())
-        x, y, weight = choice.held_out_rows()
-        _, deviation = moments(self.transform_.inverse(y.double().reshape(len(x), -1)), weight)
+        _, deviation = moments(in_units, weight)
         self.baseline_score_ = float(-(deviation * math.sqrt(2 * math.pi * math.e)).log().sum())
         if self.noise != "student":
             return
@@ -191,12 +192,6 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         if self.one_column_ and self.transform_.name == "none":
             mixture = self.noise_.mixture(draws[:, rows], x[rows], y_mean, y_scale).output(0)
             self.atoms_ = fit_atoms(mixture, outcome[rows], weight[rows])
-
-    def _log_derivative(self, choice: EnsembleChoice) -> float:
-        """The mean of the logarithm of the transform's derivative over the held-out rows."""
-        _, z, weight = choice.held_out_rows()
-        values = self.transform_.log_derivative(self.transform_.inverse(z.double().reshape(len(z), -1))).sum(1)
-        return float((values * weight).sum() / weight.sum())
 
     def _set_bounds(self, y: np.ndarray) -> None:
         y_mean, y_scale = self._target_moments
