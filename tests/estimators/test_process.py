@@ -19,6 +19,7 @@ def rows(n=120, n_columns=3, seed=0):
 
 
 UNITS = torch.zeros(1), torch.ones(1)
+NO_RANKS = torch.empty(0, dtype=torch.long), torch.empty(0, 2).double(), torch.empty(0, 2).double()
 
 
 def fit(x, y):
@@ -38,7 +39,7 @@ def test_the_posterior_is_that_of_scikit_learn(unclipped):
     kernel += ConstantKernel(np.exp(-0.8) / 3) * DotProduct(sigma_0=0.0, sigma_0_bounds="fixed")
     alpha = np.exp(-2.0) / np.full(40, 2.0) + process._JITTER
     exact = GaussianProcessRegressor(kernel, alpha=alpha, optimizer=None).fit(x, y)
-    one = Process(x, y, torch.full((40,), 2.0).double(), torch.stack([scales, scales]), *UNITS)
+    one = Process(x, y, torch.full((40,), 2.0).double(), torch.stack([scales, scales]), *UNITS, *NO_RANKS)
     mean, deviation = one.predict(x[:7] + 0.3)
     expected = exact.predict(x[:7] + 0.3, return_std=True)
     np.testing.assert_allclose(mean, expected[0], rtol=1e-6)
@@ -49,12 +50,13 @@ def test_an_anchor_is_predicted_without_itself():
     x, y = rows(30)
     scales = torch.tensor([0.3, 0.2, -0.1, 0.1, -0.4, -1.0]).double().expand(2, -1)
     weight = torch.ones(30).double()
-    anchors = process._clipped(x)
-    all_rows = Process(anchors, y, weight, scales, *UNITS)
+    anchors = process._inputs(x, *NO_RANKS)
+    all_rows = Process(anchors, y, weight, scales, *UNITS, *NO_RANKS)
     mean, deviation = all_rows.leave_one_out(torch.arange(30), torch.zeros(30, dtype=torch.long), x)
     for left in (0, 17):
         others = torch.arange(30) != left
-        expected = Process(anchors[others], y[others], weight[others], scales, *UNITS).predict(x[left : left + 1])
+        without = Process(anchors[others], y[others], weight[others], scales, *UNITS, *NO_RANKS)
+        expected = without.predict(x[left : left + 1])
         torch.testing.assert_close(mean[left], expected[0][0])
         torch.testing.assert_close(deviation[left], expected[1][0])
 
@@ -66,6 +68,51 @@ def test_the_gradient_of_the_marginal_likelihood_finds_the_noise_and_the_column_
     noise = fitted.log_scales[:, -1].exp() * fitted.y_scale
     assert ((noise > 0.08) & (noise < 0.13)).all()
     assert (mean - y).square().mean().sqrt() < 0.13 and deviation.max() < 0.2
+
+
+def test_what_is_smooth_in_the_ranks_of_skewed_columns_is_found():
+    source = torch.Generator().manual_seed(0)
+    counts = torch.randn(400, 2, generator=source).double().mul(1.5).exp().mul(20).round()
+    x, y = (counts - counts.mean(0)) / counts.std(0), counts.sum(1).add(1).log()
+    fitted, mean, _ = fit(x, y)
+    assert fitted.ranked.tolist() == [0, 1]
+    assert (mean - y).abs().mean() < 0.03 * y.std()  # 0.07 of it without the ranks
+    humps, y = rows()
+    humps[:, 0] = humps[:, 0].sign() * (1 + 0.1 * humps[:, 0].abs())  # of which ranks would close the gap
+    assert not len(fit(humps, y)[0].ranked)
+
+
+def test_far_values_and_values_never_seen_are_ranked_within_the_rows():
+    x = torch.cat([torch.zeros(50), torch.linspace(1, 9, 50).exp()]).double()[:, None]
+    ranks = process._ranks(x)
+    scores = process._inputs(torch.tensor([[-1e9], [0.0], [0.5], [1e9]]).double(), *ranks)[:, 1]
+    assert scores[0] == scores[1] < scores[2] < scores[3] == ranks[2].max()
+
+
+def test_outliers_of_a_sum_do_not_hide_it():
+    x, _ = rows(200)
+    y = x.sum(1)
+    outlier = torch.arange(200) % 40 == 0
+    fitted, offset = fit_process(x, y + 10 * outlier, torch.ones(200).double(), 0)
+    found = fitted.predict(x)[0] * fitted.y_scale + fitted.y_mean
+    assert (found - y).abs().mean() < 0.02  # 0.29 where all rows count as much
+    assert offset.trust[outlier].max() < 0.01 and offset.trust[~outlier].mean() > 0.9
+
+
+def test_noise_has_no_outliers():
+    x, y = rows()
+    assert fit_process(x, y, torch.ones(len(x)).double(), 0)[1].trust is None
+
+
+def test_codes_of_groups_leave_distances_that_can_be_computed():
+    """A code wants a length-scale of no measure, under which squares cancel."""
+    source = torch.Generator().manual_seed(0)
+    group = torch.randint(40, (900,), generator=source)
+    level, slope = torch.randn(2, 40, generator=source).double()
+    time = torch.rand(900, generator=source).double()
+    x = torch.stack([group.double(), time, *torch.randn(6, 900, generator=source).double()], 1)
+    fitted, mean, _ = fit((x - x.mean(0)) / x.std(0), level[group] + slope[group] * time)
+    assert fitted._inverse.isfinite().all() and mean.isfinite().all()
 
 
 def test_errors_of_the_training_rows_are_those_of_new_rows():

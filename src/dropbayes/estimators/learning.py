@@ -154,6 +154,7 @@ class DropoutEstimator(Parameters, Ensemble):
             forward=forward,
             weight=None if weight is None else torch.as_tensor(weight[rows]),
             offset=None if offset is None else offset.mean[rows].reshape(y[rows].shape),
+            trust=None if offset is None or offset.trust is None else offset.trust[rows].reshape(y[rows].shape),
             n_draws=self._effort.search_draws,
             seed=self.seed_,
             n_classes=self._n_classes(),
@@ -190,7 +191,9 @@ class DropoutEstimator(Parameters, Ensemble):
             members.append(replace(member, task=int(member.offset), epochs=epochs, seed=seed, n_inputs=n_inputs))
         tasks, n_networks = [Task(x, y, weight)], len(members)
         if offset is not None:
-            tasks.append(Task(x, y - offset.mean.numpy().reshape(y.shape), weight))
+            left = torch.tensor(y).reshape(-1) - offset.mean
+            left = left if offset.trust is None else left * offset.trust
+            tasks.append(Task(x, left.reshape(y.shape), weight))
         if gap is not None:
             outside = ~gap.rows.numpy()
             tasks.append(Task(x[outside], y[outside], None if weight is None else weight[outside]))

@@ -8,13 +8,16 @@ without that row, and its draw t predicts
 $$f_t(\mathbf x) + \mu(\mathbf x) + \epsilon_t\, \sigma(\mathbf x)$$
 with one standard normal score $\epsilon_t$ for all rows. The scales maximise the marginal likelihood of each half of
 the rows: the errors of one half are those under the scales of the other, predictions are means of both.
+
+A skewed column is an input twice, once as the normal scores of its ranks: what is smooth in the logarithm of a count is
+not smooth in the count, of which most rows share one corner.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -28,11 +31,17 @@ __all__ = ["MAX_ROWS", "Offset", "Process", "fit_process", "offset_draws"]
 MAX_ROWS = 20_000  # Beyond, networks find what so few anchors find.
 _ANCHORS = 800
 _SCALE_ROWS = 300  # of each half
-# The deviation of the logarithm of a scale under its prior, which keeps the scales of many columns from over-fitting.
-_PRIOR_DEVIATION = 1.5
+# The deviation of the logarithm of a scale under its prior, which keeps the scales of many columns from over-fitting;
+# that of a length-scale upwards, where a column comes to play no part.
+_PRIOR_DEVIATION, _UPWARDS = 1.5, 3.0
 _JITTER = 1e-6
+_LOG_BOUNDS = (-7.0, 9.0)  # of the scales: under a length of no measure, distances are all rounding
+# How much greater outliers make errors than they typically are; rounds without them; what a round must leave at most.
+_FAR, _ROUNDS, _GAIN = 2.0, 3, 0.8
 _PRODUCT_ROWS = 64  # Products of one size: a row has the same bits in any batch.
 _CLIP = 3.0
+_KNOTS = 64  # of the normal scores of a column
+_STRAIGHT = 0.95  # the correlation of a column with its normal scores above which they are no input of their own
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +54,8 @@ class Process:
         weight: The weight of each anchor in rows.
         log_scales: The logarithms of l of each feature, s, b and the noise, `[half, feature + 3]`.
         y_mean, y_scale: The standardisation of the targets, one entry each.
+        ranked: The columns that are inputs by their ranks, too.
+        knots, scores: Quantiles of these columns and their normal scores, `[column, knot]`.
     """
 
     anchors: Tensor
@@ -53,11 +64,15 @@ class Process:
     log_scales: Tensor
     y_mean: Tensor
     y_scale: Tensor
+    ranked: Tensor
+    knots: Tensor
+    scores: Tensor
 
     @functools.cached_property
     def _inverse(self) -> Tensor:
         """The inverse covariances of the targets, `[half, anchor, anchor]`."""
-        return torch.stack([_inverse(_covariance(self.anchors, s), s, self.weight)[0] for s in self.log_scales])
+        x = self.anchors
+        return torch.stack([_inverse(torch.add(*_parts(x, s, x)), s, self.weight)[0] for s in self.log_scales])
 
     def predict(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The mean and the deviation of the function at standardised rows `[row, feature]`: means over the halves."""
@@ -67,13 +82,16 @@ class Process:
 
     def _posterior(self, x: Tensor, half: int) -> tuple[Tensor, Tensor]:
         """The mean and the variance of the function under the scales of one half."""
-        x, scales, inverse = _clipped(x.double()), self.log_scales[half], self._inverse[half]
+        x = _inputs(x.double(), self.ranked, self.knots, self.scores)
+        scales, inverse = self.log_scales[half], self._inverse[half]
+        signal, slope = (2 * scales[-3:-1]).exp()
         means, variances = [], []
         for block in torch.nn.functional.pad(x, (0, 0, 0, -len(x) % _PRODUCT_ROWS)).split(_PRODUCT_ROWS):
-            cross = _covariance(block, scales, self.anchors)
+            cross = torch.add(*_parts(block, scales, self.anchors))
             weights = cross @ inverse
             means.append(weights @ self.targets)
-            variances.append((_prior_variance(block, scales) - (weights * cross).sum(1)).clamp_min(_JITTER))
+            prior = signal + slope / x.shape[1] * block.square().sum(1)
+            variances.append((prior - (weights * cross).sum(1)).clamp_min(_JITTER))
         return torch.cat(means)[: len(x)], torch.cat(variances)[: len(x)]
 
     def leave_one_out(self, index: Tensor, half: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -84,28 +102,38 @@ class Process:
             half: The half of each row.
             x: The rows, standardised.
         """
-        mean, deviation = torch.empty(len(x)).double(), torch.empty(len(x)).double()
+        error, spread = self.errors()
+        mean, variance = (self.targets - error)[index], spread.square()[index]
         for own in range(2):
-            other = 1 - own
-            inverse, precision = self._inverse[other], self._inverse[other].diagonal()
-            error = (inverse @ self.targets) / precision
             rows = (half == own) & (index >= 0)
-            mean[rows] = (self.targets - error)[index[rows]]
-            noise = (2 * self.log_scales[other, -1]).exp() / self.weight + _JITTER
-            deviation[rows] = (1 / precision - noise).clamp_min(_JITTER).sqrt()[index[rows]]
+            variance[rows] -= ((2 * self.log_scales[1 - own, -1]).exp() / self.weight + _JITTER)[index[rows]]
             rows = (half == own) & (index < 0)
             if bool(rows.any()):
-                mean[rows], variance = self._posterior(x[rows], other)
-                deviation[rows] = variance.sqrt()
-        return mean, deviation
+                mean[rows], variance[rows] = self._posterior(x[rows], 1 - own)
+        return mean, variance.clamp_min(_JITTER).sqrt()
+
+    def errors(self) -> tuple[Tensor, Tensor]:
+        """The errors of the anchors' targets and their deviations, in the way of `leave_one_out`.
+
+        Anchors belong to the first and the second half in turn.
+        """
+        number = torch.arange(len(self.anchors))
+        other = 1 - number % 2
+        precision = self._inverse.diagonal(dim1=1, dim2=2)[other, number]
+        return (self._inverse @ self.targets)[other, number] / precision, precision.rsqrt()
 
 
 @dataclass(frozen=True, eq=False)
 class Offset:
-    """The mean and deviation that a process predicts for each training row as if it were held out, in units of y."""
+    """The mean and deviation that a process predicts for each training row as if it were held out, in units of y.
+
+    Attributes:
+        trust: Where the targets have outliers, a factor on what networks learn of each row.
+    """
 
     mean: Tensor
     deviation: Tensor
+    trust: Tensor | None = None
 
     def draws(self, n_draws: int) -> Tensor:
         """Draws `[draw, row]`."""
@@ -117,29 +145,40 @@ def offset_draws(mean: Tensor, deviation: Tensor, n_draws: int) -> Tensor:
     return mean + normal_scores(n_draws).to(mean)[:, None] * deviation
 
 
-def _clipped(x: Tensor) -> Tensor:
-    """Standardised inputs, logarithmic far from the mean: a far value is not a lever."""
-    return torch.where(x.abs() <= _CLIP, x, x.sign() * (_CLIP + torch.log1p((x.abs() - _CLIP).clamp_min(0))))
+def _inputs(x: Tensor, ranked: Tensor, knots: Tensor, scores: Tensor) -> Tensor:
+    """The inputs of the kernel: the columns, and the interpolated normal scores of those that are ranked.
+
+    Columns are logarithmic far from the mean: a far value is not a lever.
+    """
+    clipped = torch.where(x.abs() <= _CLIP, x, x.sign() * (_CLIP + torch.log1p((x.abs() - _CLIP).clamp_min(0))))
+    columns = x[:, ranked].T.contiguous()
+    right = torch.searchsorted(knots, columns).clamp(1, knots.shape[1] - 1)
+    low, high = knots.gather(1, right - 1), knots.gather(1, right)
+    share = ((columns - low) / (high - low)).nan_to_num(nan=0.0).clamp(0, 1)  # equal knots have equal scores
+    return torch.cat([clipped, scores.gather(1, right - 1).lerp(scores.gather(1, right), share).T], 1)
 
 
-def _covariance(a: Tensor, log_scales: Tensor, b: Tensor | None = None) -> Tensor:
-    smooth, linear = _parts(a, log_scales, a if b is None else b)
-    return smooth + linear
+def _ranks(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The skewed columns that no straight line maps to their normal scores, with quantiles and the scores of these."""
+    level = (torch.arange(_KNOTS).double() + 0.5) / _KNOTS
+    knots = x.sort(0).values[(level * len(x)).long()].T.contiguous()
+    equal = (knots[:, :, None] == knots[:, None]).double()
+    scores = equal @ torch.special.ndtri(level) / equal.sum(2)
+    columns = torch.arange(x.shape[1])
+    both = torch.stack([x, _inputs(x, columns, knots, scores)[:, x.shape[1] :]])
+    both = both - both.mean(1, keepdim=True)
+    bent = (both[0] * both[1]).sum(0) < _STRAIGHT * both.norm(dim=1).prod(0)
+    ranked = bent & (x.pow(3).mean(0).abs() > 1)  # ranks would close the gap between two humps
+    return columns[ranked], knots[ranked], scores[ranked]
 
 
 def _parts(a: Tensor, log_scales: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     n_columns = a.shape[1]
-    length, (signal, slope) = log_scales[:n_columns].exp(), (2 * log_scales[n_columns : n_columns + 2]).exp()
+    length, (signal, slope) = log_scales[:-3].exp(), (2 * log_scales[-3:-1]).exp()
     left, right = a / length, b / length
     squares = left.square().sum(1)[:, None] + right.square().sum(1)
     smooth = signal * torch.addmm(squares, left, right.T, alpha=-2).clamp_min_(0).mul_(-0.5).exp_()
     return smooth, (a @ b.T) * (slope / n_columns)
-
-
-def _prior_variance(x: Tensor, log_scales: Tensor) -> Tensor:
-    n_columns = x.shape[1]
-    signal, slope = (2 * log_scales[n_columns : n_columns + 2]).exp()
-    return signal + slope / n_columns * x.square().sum(1)
 
 
 def _inverse(covariance: Tensor, log_scales: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -151,13 +190,41 @@ def _inverse(covariance: Tensor, log_scales: Tensor, weight: Tensor) -> tuple[Te
     return torch.cholesky_inverse(factor), factor.diagonal().log().sum()
 
 
-def _fit_scales(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+def _fit_halves(x: Tensor, y: Tensor, weight: Tensor, begin: Tensor | None = None) -> Tensor:
+    """The scales of either half of the rows, which belong to the halves in turn."""
+    rows = [slice(own, 2 * _SCALE_ROWS, 2) for own in range(2)]
+    begins = (None, None) if begin is None else begin
+    return torch.stack([_fit_scales(x[r], y[r], weight[r], b) for r, b in zip(rows, begins, strict=True)])
+
+
+def _trust(error: Tensor, deviation: Tensor) -> Tensor:
+    """The weight at which an error counts as one of three deviations at most."""
+    return (3 * deviation / error.abs()).clamp_max(1).square()
+
+
+def _without_outliers(process: Process) -> Process:
+    """The process in which targets far off count less, while that makes the errors of all smaller."""
+    for _ in range(_ROUNDS):
+        error, _ = process.errors()
+        typical = 1.5 * error.abs().median()  # the deviation of a Gaussian
+        if not float(error.square().mean().sqrt()) > _FAR * float(typical):
+            break
+        weight = process.weight * _trust(error, typical)
+        scales = _fit_halves(process.anchors, process.targets, weight, process.log_scales)
+        robust = replace(process, weight=weight, log_scales=scales)
+        if not float(robust.errors()[0].abs().mean()) < _GAIN * float(error.abs().mean()):
+            break
+        process = robust
+    return process
+
+
+def _fit_scales(x: Tensor, y: Tensor, weight: Tensor, begin: Tensor | None) -> Tensor:
     """The scales of the greatest marginal likelihood times prior, by L-BFGS with the gradient written out."""
     from scipy.optimize import minimize
 
     n_columns = x.shape[1]
     start = torch.cat([torch.full((n_columns,), 0.5 * math.log(n_columns) + 0.3), torch.tensor([0.0, -1.0, -1.0])])
-    start = start.double()
+    start, is_length = start.double(), torch.arange(len(start)) < n_columns
 
     def loss(values: np.ndarray) -> tuple[float, np.ndarray]:
         scales = torch.from_numpy(values)
@@ -171,11 +238,13 @@ def _fit_scales(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         by_length = (left.square() * by_smooth.sum(1, keepdim=True)).sum(0) - (left * (by_smooth @ left)).sum(0)
         by_noise = (slope.diagonal() / weight).sum() * (2 * scales[-1]).exp()
         gradient = torch.cat([by_length, torch.stack([by_smooth.sum(), (slope * linear).sum(), by_noise])])
-        pull = (scales - start) / _PRIOR_DEVIATION**2
+        deviation = torch.where(is_length & (scales > start), _UPWARDS, _PRIOR_DEVIATION)
+        pull = (scales - start) / deviation**2
         value = 0.5 * (y @ alpha) + log_root + 0.5 * (pull * (scales - start)).sum()
         return float(value), (pull - gradient).numpy()
 
-    found = minimize(loss, start.numpy(), jac=True, method="L-BFGS-B", options={"maxiter": 40})
+    first, bounds = start if begin is None else begin, [_LOG_BOUNDS] * len(start)
+    found = minimize(loss, first.numpy(), jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 40})
     return torch.from_numpy(found.x)
 
 
@@ -192,20 +261,24 @@ def fit_process(x: Tensor, y: Tensor, weight: Tensor, seed: int) -> tuple[Proces
     """
     y_mean, y_scale = moments(y[:, None], weight)
     weight = weight / weight.mean()
-    distinct, place = torch.unique(_clipped(x), dim=0, return_inverse=True)
+    ranks = _ranks(x)
+    distinct, place = torch.unique(_inputs(x, *ranks), dim=0, return_inverse=True)
     if len(distinct) < 20:
         return None
     total = torch.zeros(len(distinct)).double().index_add_(0, place, weight)
     target = torch.zeros(len(distinct)).double().index_add_(0, place, weight * (y - y_mean) / y_scale) / total
     order = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(seed))
     chosen = order[:_ANCHORS]
-    halves = [chosen[own::2][:_SCALE_ROWS] for own in range(2)]
-    scales = torch.stack([_fit_scales(distinct[rows], target[rows], total[rows]) for rows in halves])
-    process = Process(distinct[chosen], target[chosen], total[chosen], scales, y_mean, y_scale)
+    rows = distinct[chosen], target[chosen], total[chosen]
+    process = Process(*rows, _fit_halves(*rows), y_mean, y_scale, *ranks)
     if not bool(process._inverse.isfinite().all()):
         return None
+    robust = _without_outliers(process)
     anchor, half = torch.full((len(distinct),), -1), torch.zeros(len(distinct), dtype=torch.long)
     anchor[chosen] = torch.arange(len(chosen))
     half[order] = torch.arange(len(order)) % 2
-    mean, deviation = process.leave_one_out(anchor[place], half[place], x)
-    return process, Offset(mean * y_scale + y_mean, deviation * y_scale)
+    mean, deviation = robust.leave_one_out(anchor[place], half[place], x)
+    error = (y - y_mean) / y_scale - mean
+    noise = (2 * robust.log_scales[:, -1]).exp().mean()
+    trust = None if robust is process else _trust(error, (deviation.square() + noise).sqrt())
+    return robust, Offset(mean * y_scale + y_mean, deviation * y_scale, trust)

@@ -81,6 +81,7 @@ def choose_ensemble(
     forward: bool = False,
     weight: Any = None,
     offset: Any = None,
+    trust: Tensor | None = None,
     n_draws: int = 32,
     seed: int = 0,
     **settings: Any,
@@ -103,6 +104,7 @@ def choose_ensemble(
         forward: Whether the groups are in temporal order, and each fold follows its training rows.
         weight: Row weights.
         offset: A prediction of y for each row that was made without it; candidates with `offset` learn what is left.
+        trust: A factor on what they learn of each row, less than 1 for outliers of the offset.
         n_draws: The number of draws per held-out row.
         seed: The seed of folds and networks.
         settings: Passed to `train`.
@@ -115,7 +117,7 @@ def choose_ensemble(
     rows = forward_folds(groups, n_folds) if forward else random_folds(groups, n_folds, strata=strata, seed=seed)
     tasks = _tasks(rows, x, y, weight)
     if offset is not None:
-        tasks += _tasks(rows, x, y - offset, weight)
+        tasks += _tasks(rows, x, y - offset, weight, 1 if trust is None else trust)
     folds = tasks[: len(rows)]
     candidates = list(grid)
     trained, density = _score_candidates(tasks, len(folds), candidates, n_draws, seed, settings)
@@ -140,15 +142,17 @@ def choose_ensemble(
     )
 
 
-def _tasks(rows: Sequence[tuple[Tensor, Tensor]], x: Any, y: Any, weight: Any) -> tuple[Task, ...]:
-    """One task per fold: the training rows, and the held-out rows with their weights."""
+def _tasks(
+    rows: Sequence[tuple[Tensor, Tensor]], x: Any, y: Any, weight: Any, factor: Tensor | int = 1
+) -> tuple[Task, ...]:
+    """One task per fold: the training rows, with factors on their targets, and the held-out rows with their weights."""
     x, y = torch.as_tensor(x), torch.as_tensor(y)
     weight = None if weight is None else torch.as_tensor(weight)
 
-    def some(index: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def some(index: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         return x[index], y[index], None if weight is None else weight[index]
 
-    return tuple(Task(*some(learned), held_out=some(held)) for learned, held in rows)
+    return tuple(Task(*some(learned, y * factor), held_out=some(held, y)) for learned, held in rows)
 
 
 def _finalists(candidates: Sequence[Member], score: Tensor, count: int) -> list[int]:
