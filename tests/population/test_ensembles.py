@@ -29,6 +29,16 @@ def test_a_greedy_selection_of_two_is_the_best_pair_that_begins_with_the_best_ca
     assert score[first, second] == max(value for (i, _), value in score.items() if i == first)
 
 
+def test_a_candidate_that_covers_what_others_miss_must_not_ruin_the_mean():
+    # The first is exact but for one row in fifty, far off; the second is vague everywhere.
+    miss = torch.arange(100) % 50 == 0
+    density = torch.stack([torch.where(miss, -60.0, 5.0), torch.full((100,), -1.0)])
+    error = torch.stack([torch.where(miss, 1.0, 0.001), torch.full((100,), 0.5)])[..., None]
+    weight = torch.ones(100)
+    assert greedy_selection(density, weight, 2) == [0, 1]
+    assert greedy_selection(density, weight, 2, error) == [0, 0]
+
+
 def test_the_ensemble_learns_and_its_draws_are_of_rows_held_out():
     x, y = rows()
     grid = [Member(drop_prob=p, epochs=40, learning_rate=0.01) for p in (0.02, 0.9)]

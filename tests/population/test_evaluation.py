@@ -114,10 +114,11 @@ def test_fitted_precision_is_the_best_of_a_dense_grid(likelihood):
 def test_densities_scored_with_the_fit_are_those_of_an_evaluation(likelihood):
     population, tasks = trained_population(likelihood=likelihood)
     held_out = [task.held_out for task in tasks]
-    fitted, density = fit_and_score(population, held_out, n_draws=40)
+    fitted, density, error = fit_and_score(population, held_out, n_draws=40)
     expected = evaluate(fitted, held_out, n_draws=40)
     real = expected.weight > 0
     torch.testing.assert_close(density[real], expected.log_density[real], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(error, expected.y - expected.mean)
 
 
 def test_without_dropout_the_fitted_precision_is_one_over_the_mean_squared_error():

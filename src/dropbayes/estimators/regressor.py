@@ -34,8 +34,8 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
     r"""Regression by an ensemble of dropout networks, with uncertainty estimated from their draws [GG16].
 
     Inputs and targets are standardised inside. Candidates (drop probabilities and lengths of training) are trained on
-    folds of the rows, all as one population. The few that add most to the held-out predictive
-    log-likelihood are selected as an ensemble and trained on all rows. The noise is fitted to held-out draws:
+    folds of the rows, all as one population. The few that add most to the held-out predictive log-likelihood and take
+    most off the mean error are selected as an ensemble and trained on all rows. The noise is fitted to held-out draws:
     Student's t whose scale depends on the inputs, the predictive mean and the spread of the draws.
 
     Args:

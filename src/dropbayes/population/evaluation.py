@@ -167,27 +167,31 @@ def fit_and_score(
     n_draws: int = 200,
     seed: int = 0,
     groups: Sequence[int] | Tensor | None = None,
-) -> tuple[Population, Tensor]:
-    """The population of `fit_precision` and the log-densities `[member, row]` of `evaluate`, from one set of draws."""
+) -> tuple[Population, Tensor, Tensor | None]:
+    """The population of `fit_precision`, and log-densities `[member, row]` and errors `[member, row, output]` of it.
+
+    The log-densities are those of `evaluate`, the errors those of the mean over the draws; None for classes.
+    """
     if not population.head.has_noise:
-        return population, evaluate(population, rows, n_draws=n_draws, seed=seed).log_density
+        return population, evaluate(population, rows, n_draws=n_draws, seed=seed).log_density, None
     check_count("n_draws", n_draws)
     inputs, y, weight, _ = _labelled_rows(population, rows)
     group = torch.arange(len(population)) if groups is None else torch.as_tensor(groups)
     _, group = group.to(population.device).unique(return_inverse=True)
     unit = replace(population, precision=population.y_scale**-2)
-    errors, logs = [], []
+    errors, logs, of_mean = [], [], []
     for index in _member_groups(population, inputs.shape[1] * max(1, n_draws // 8)):
         some = select(unit, index)
         chunks = [in_units(some, outputs) for outputs in _chunks(some, inputs, n_draws, seed)]
         mean, variance = torch.cat([m for m, _ in chunks]), torch.cat([v for _, v in chunks])
         errors.append(((y[index] - mean).square() / variance).float())
         logs.append((-0.5 * variance.log()).sum(-1).float())
+        of_mean.append(y[index] - mean.mean(0))
     error, log = torch.cat(errors, 1), torch.cat(logs, 1)
     tau = _best_precision(error, log, weight, group)
     density = _log_density(error, log, tau[group])
     density = torch.where(population.diverged[:, None], -torch.inf, density)
-    return replace(population, precision=tau[group] * population.y_scale**-2), density
+    return replace(population, precision=tau[group] * population.y_scale**-2), density, torch.cat(of_mean)
 
 
 def _log_density(error: Tensor, log: Tensor, tau: Tensor) -> Tensor:
