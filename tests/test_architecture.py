@@ -45,8 +45,8 @@ RANK = {
     "__init__": 11,
     "__main__": 11,
 }
-MAX_ENTRIES = 27
-MAX_LINES, MAX_MODULES, MAX_NAMES = 39_750, 231, 26  # a budget falls; what is added pays for its lines elsewhere
+MAX_ENTRIES = 20
+MAX_LINES, MAX_MODULES, MAX_NAMES = 38_800, 218, 26  # a budget falls; what is added pays for its lines elsewhere
 
 # Packages whose tests are still in one file.
 UNDIVIDED: set[str] = set()

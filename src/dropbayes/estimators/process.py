@@ -35,13 +35,8 @@ _SCALE_ROWS = 300  # of each half
 # that of a length-scale upwards, where a column comes to play no part.
 _PRIOR_DEVIATION, _UPWARDS = 1.5, 3.0
 _JITTER = 1e-6
-_LOG_BOUNDS = (-7.0, 9.0)  # of the scales: under a length of no measure, distances are all rounding
-# How much greater outliers make errors than they typically are; rounds without them; what a round must leave at most.
-_FAR, _ROUNDS, _GAIN = 2.0, 3, 0.8
 _PRODUCT_ROWS = 64  # Products of one size: a row has the same bits in any batch.
 _CLIP = 3.0
-_KNOTS = 64  # of the normal scores of a column
-_STRAIGHT = 0.95  # the correlation of a column with its normal scores above which they are no input of their own
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,14 +155,14 @@ def _inputs(x: Tensor, ranked: Tensor, knots: Tensor, scores: Tensor) -> Tensor:
 
 def _ranks(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The skewed columns that no straight line maps to their normal scores, with quantiles and the scores of these."""
-    level = (torch.arange(_KNOTS).double() + 0.5) / _KNOTS
+    level = (torch.arange(64).double() + 0.5) / 64
     knots = x.sort(0).values[(level * len(x)).long()].T.contiguous()
     equal = (knots[:, :, None] == knots[:, None]).double()
     scores = equal @ torch.special.ndtri(level) / equal.sum(2)
     columns = torch.arange(x.shape[1])
     both = torch.stack([x, _inputs(x, columns, knots, scores)[:, x.shape[1] :]])
     both = both - both.mean(1, keepdim=True)
-    bent = (both[0] * both[1]).sum(0) < _STRAIGHT * both.norm(dim=1).prod(0)
+    bent = (both[0] * both[1]).sum(0) < 0.95 * both.norm(dim=1).prod(0)
     ranked = bent & (x.pow(3).mean(0).abs() > 1)  # ranks would close the gap between two humps
     return columns[ranked], knots[ranked], scores[ranked]
 
@@ -204,15 +199,15 @@ def _trust(error: Tensor, deviation: Tensor) -> Tensor:
 
 def _without_outliers(process: Process) -> Process:
     """The process in which targets far off count less, while that makes the errors of all smaller."""
-    for _ in range(_ROUNDS):
+    for _ in range(3):
         error, _ = process.errors()
         typical = 1.5 * error.abs().median()  # the deviation of a Gaussian
-        if not float(error.square().mean().sqrt()) > _FAR * float(typical):
+        if not float(error.square().mean().sqrt()) > 2 * float(typical):
             break
         weight = process.weight * _trust(error, typical)
         scales = _fit_halves(process.anchors, process.targets, weight, process.log_scales)
         robust = replace(process, weight=weight, log_scales=scales)
-        if not float(robust.errors()[0].abs().mean()) < _GAIN * float(error.abs().mean()):
+        if not float(robust.errors()[0].abs().mean()) < 0.8 * float(error.abs().mean()):
             break
         process = robust
     return process
@@ -243,7 +238,7 @@ def _fit_scales(x: Tensor, y: Tensor, weight: Tensor, begin: Tensor | None) -> T
         value = 0.5 * (y @ alpha) + log_root + 0.5 * (pull * (scales - start)).sum()
         return float(value), (pull - gradient).numpy()
 
-    first, bounds = start if begin is None else begin, [_LOG_BOUNDS] * len(start)
+    first, bounds = start if begin is None else begin, [(-7.0, 9.0)] * len(start)  # or distances are all rounding
     found = minimize(loss, first.numpy(), jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 40})
     return torch.from_numpy(found.x)
 
