@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from dropbayes.estimators import DropoutClassifier
+from dropbayes.estimators.files import _record
+from dropbayes.estimators.process import Process
 from dropbayes.runtime import storage
 from tests.estimators.samples import QUICK
 
@@ -64,3 +66,14 @@ def test_what_fit_accepts_can_be_saved(tmp_path):
     model.save(tmp_path / "m.safetensors")
     loaded = DropoutClassifier.load(tmp_path / "m.safetensors")
     assert loaded.classes_.dtype == days.dtype and (loaded.predict(x) == model.predict(x)).all()
+
+
+def test_a_part_of_which_some_tensors_are_missing_is_not_left_out(classifier_file, tmp_path):
+    # A process without its ranks, as another version wrote it, would predict something else.
+    path = _forged(
+        classifier_file, tmp_path / "part.safetensors", lambda t, s: t.update({"process.anchors": torch.zeros(2, 2)})
+    )
+    file = storage.load(path, kinds=["DropoutClassifier"])
+    with pytest.raises(ValueError, match=r"'process\.targets' is missing.*fit the model again"):
+        _record(Process, "process", dict(file.tensors))
+    assert _record(Process, "other", dict(file.tensors)) is None
