@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from dropbayes.estimators import DropoutRegressor
-from dropbayes.estimators.bounds import Bounds
+from dropbayes.estimators.extrapolation import Bounds
 from tests.estimators.samples import QUICK, toy
 
 UNIT = Bounds(*(torch.tensor([value], dtype=torch.float64) for value in (-1.0, 3.0)))

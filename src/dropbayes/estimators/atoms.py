@@ -19,8 +19,6 @@ from torch import Tensor
 from dropbayes.estimators.transforms import MappedMixture
 from dropbayes.predictive.mixtures import Mixture
 
-__all__ = ["AtomMixture", "Atoms", "fit_atoms"]
-
 # An atom has at least this share of the rows, and this many; all of them together at least that share.
 _MIN_SHARE, _MIN_ROWS, _MIN_TOTAL = 0.01, 5, 0.1
 _LEVELS = 16  # of the noise of each draw in the mean distribution function

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Bins"]
-
 Array = npt.NDArray[np.float64]
 _MAX_BINS = 16
 _ROWS_PER_BIN = 20

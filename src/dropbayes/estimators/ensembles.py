@@ -22,8 +22,7 @@ from dropbayes import linear
 from dropbayes.estimators import files
 from dropbayes.estimators.atoms import AtomMixture, Atoms
 from dropbayes.estimators.bins import Bins
-from dropbayes.estimators.bounds import Bounds
-from dropbayes.estimators.extrapolation import Extrapolation
+from dropbayes.estimators.extrapolation import Bounds, Extrapolation
 from dropbayes.estimators.frames import FrameColumns, as_array
 from dropbayes.estimators.missing import MissingValues
 from dropbayes.estimators.noise import StudentNoise
@@ -36,8 +35,6 @@ from dropbayes.predictive import Mixture, draw_mean
 from dropbayes.runtime.validation import finite_tensor
 from dropbayes.scores import information
 from dropbayes.scores.averages import weighted_mean
-
-__all__ = ["METHODS", "ClassEnsemble", "Ensemble", "RegressionEnsemble"]
 
 # Rows predicted at a time, and values of their draws held in memory: both bound the memory.
 _BLOCK_ROWS, _BLOCK_ELEMENTS = 4096, 2**20

@@ -1,4 +1,4 @@
-r"""Draws that spread with the distance from the training rows, as those of a Gaussian process do.
+r"""Far from the training rows: draws spread with the distance, and means stay near the range of the targets.
 
 Networks that drop little agree with one another between the rows they were trained on, and a noise fitted to rows held
 out at random never sees a gap. So one network is trained without the rows of a gap, the middle third along the first
@@ -8,6 +8,13 @@ that 99 % of the training rows stay below, draw t becomes the function
 $$f_t(\mathbf x) + \epsilon_t\, g \big(1 - e^{-\max(0,\; d(\mathbf x) / r - 1)}\big),$$
 with one standard normal score $\epsilon_t$ for all rows and a deviation g that maximises the likelihood of the gap.
 Rows as close to the anchors as training rows are to one another keep their prediction exactly.
+
+A network of rectified units is linear far from its training rows: a sensor that reads fifty deviations off would be
+predicted as far off. With $[a, b]$ the range of the training targets widened by its width on either side, so that a
+trend may go on, a mean prediction v inside stays as it is, and beyond it becomes
+$$b + m \tanh\big((v - b) / m\big),$$
+smooth, rising, and never more than the margin m, the width, beyond. All draws move by the same shift: the spread
+that shows how far off the row is stays as it was.
 """
 
 from __future__ import annotations
@@ -19,8 +26,6 @@ import torch
 from torch import Tensor
 
 from dropbayes.predictive.mixtures import Mixture
-
-__all__ = ["Extrapolation", "Gap", "find_gap", "fit_extrapolation", "normal_scores"]
 
 _ANCHORS = 1024
 _PRINCIPAL_ROWS = 5000
@@ -174,3 +179,40 @@ def _best_growth(mixture: Mixture, share: Tensor, y: Tensor, weight: Tensor) -> 
         density = _spread(with_output, (growth * share)[:, None]).log_density(y[:, None])
         scores.append((density * weight).sum() / weight.sum())
     return _GROWTHS[torch.stack(scores).argmax()]
+
+
+# The range of the targets ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Bounds:
+    """The range of the training targets, standardised, `[output]`.
+
+    Example:
+        >>> bounds = Bounds(torch.tensor([-1.0]), torch.tensor([1.0]))
+        >>> bounds.shift(torch.tensor([[0.5], [3.0], [99.0]])).flatten()
+        tensor([  0.,   0., -94.])
+    """
+
+    low: Tensor
+    high: Tensor
+
+    @classmethod
+    def of(cls, y: Tensor) -> Bounds:
+        """The bounds of standardised targets `[row, output]`."""
+        return cls(y.amin(0), y.amax(0))
+
+    def union(self, other: Bounds) -> Bounds:
+        """The bounds of both sets of rows."""
+        return Bounds(torch.minimum(self.low, other.low), torch.maximum(self.high, other.high))
+
+    def shift(self, mean: Tensor) -> Tensor:
+        """The shift of each mean prediction `[row, output]` to its place within the bounds; 0 inside them.
+
+        A prediction beyond the range of floats is not shifted: callers refuse it.
+        """
+        # The range of a standardised target is at least 2; a constant one is not standardised, and its range is 0.
+        margin = (self.high - self.low).clamp_min(1.0).to(mean)
+        inside = mean.clamp(self.low.to(mean) - margin, self.high.to(mean) + margin)
+        excess = mean - inside
+        return torch.where(mean.isfinite(), margin * torch.tanh(excess / margin) - excess, 0.0)

@@ -13,8 +13,6 @@ from torch import Tensor
 if TYPE_CHECKING:  # slow to import, and a frame of numbers does not need it
     from dropbayes.estimators.columns.schema import Schema
 
-__all__ = ["FrameColumns", "as_array", "is_mixed_frame"]
-
 Array = npt.NDArray[np.float64]
 
 
@@ -80,11 +78,8 @@ class FrameColumns:
         """
         from dropbayes.estimators.columns.encoding import encode
         from dropbayes.estimators.columns.frames import as_table
-        from dropbayes.estimators.columns.schema import check_columns
 
-        table = as_table(frame)
-        check_columns(self.schema, table.column_names, "`X`")
-        encoded = encode(self.schema, table, at=_location, allow_new=learn_missing)
+        encoded = encode(self.schema, as_table(frame), at=_location, allow_new=learn_missing)
         if encoded.missing and not learn_missing:
             name, count = next(iter(encoded.missing.items()))
             raise ValueError(

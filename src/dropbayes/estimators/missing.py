@@ -9,8 +9,6 @@ import numpy.typing as npt
 
 from dropbayes.runtime.arrays import Numbers
 
-__all__ = ["MissingValues"]
-
 
 @dataclass(frozen=True, eq=False)
 class MissingValues:

@@ -21,8 +21,6 @@ from torch import Tensor
 
 from dropbayes.predictive import Mixture, draw_mean
 
-__all__ = ["StudentNoise", "fit_noise", "noise_features"]
-
 # The candidate penalties on the squared weights of log σ, in nats; the last makes σ constant.
 PENALTIES = (0.1, 1.0, 10.0, 1e4)
 # Student's t has a variance above 2 degrees of freedom; from 3 on it is at most three times the squared scale.

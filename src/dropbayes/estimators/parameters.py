@@ -12,8 +12,6 @@ from sklearn.base import BaseEstimator
 from dropbayes.estimators.effort import EFFORTS, Effort
 from dropbayes.population import Member
 
-__all__ = ["FOLDS", "MANY_ROWS", "Parameters"]
-
 # From this many rows on, one split with a fifth held out replaces the folds, and fewer networks are trained.
 MANY_ROWS = 2000
 FOLDS = 5

@@ -26,8 +26,6 @@ from torch import Tensor
 from dropbayes.estimators.extrapolation import normal_scores
 from dropbayes.population.standardisation import moments
 
-__all__ = ["MAX_ROWS", "Offset", "Process", "fit_process", "offset_draws"]
-
 MAX_ROWS = 20_000  # Beyond, networks find what so few anchors find.
 _ANCHORS = 800
 _SCALE_ROWS = 300  # of each half

@@ -21,17 +21,6 @@ from dropbayes.calibration import conformal
 from dropbayes.predictive import Mixture, draw_mean
 from dropbayes.runtime.validation import Array, float_tensor
 
-__all__ = [
-    "METHODS",
-    "Method",
-    "Recalibration",
-    "best_factor",
-    "class_log_density",
-    "fit_recalibration",
-    "tempered",
-    "with_recalibration",
-]
-
 METHODS = ("scale", "isotonic", "conformal")
 """The methods of recalibration; "isotonic" is for regression only, since classes have no quantile levels."""
 

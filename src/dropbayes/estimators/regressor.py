@@ -13,9 +13,8 @@ from sklearn.utils import check_random_state
 from torch import Tensor
 
 from dropbayes.estimators.atoms import fit_atoms
-from dropbayes.estimators.bounds import Bounds
 from dropbayes.estimators.ensembles import RegressionEnsemble
-from dropbayes.estimators.extrapolation import Gap, find_gap, fit_extrapolation
+from dropbayes.estimators.extrapolation import Bounds, Gap, find_gap, fit_extrapolation
 from dropbayes.estimators.learning import DropoutEstimator
 from dropbayes.estimators.noise import fit_noise
 from dropbayes.estimators.process import MAX_ROWS, Offset, fit_process
@@ -85,7 +84,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         search_scores_: The held-out log-likelihood of each candidate, with Gaussian noise, in the units of y.
         held_out_score_: The held-out log-likelihood of the ensemble with its noise, in the units of y.
         baseline_score_: That of the target's own mean and deviation.
-        bounds_: The range beyond which mean predictions are pulled back (`dropbayes.estimators.bounds`).
+        bounds_: The range beyond which mean predictions are pulled back (`dropbayes.estimators.extrapolation`).
         search_edges_: The best drop probability and weight decay, if they are the smallest or largest tried.
 
     Example:

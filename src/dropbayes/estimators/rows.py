@@ -9,8 +9,6 @@ from sklearn.utils.validation import _check_sample_weight
 
 from dropbayes.estimators.frames import as_array
 
-__all__ = ["canonical_rows", "row_groups", "row_weights", "time_groups"]
-
 # Larger weights enter the objective: as repeated rows they would cost memory. A table with more copies of each row
 # than that has few distinct rows, which are repeated observations and not copies.
 _MAX_COPIES = 10

@@ -23,8 +23,6 @@ from torch import Tensor
 from dropbayes.predictive import Mixture, draw_mean
 from dropbayes.runtime.validation import Array, float_tensor
 
-__all__ = ["TRANSFORMS", "MappedMixture", "TargetTransform", "TransformedMixture", "candidate_transforms"]
-
 TRANSFORMS = ("none", "log", "arcsinh")
 """The names of the transforms; "none" leaves the targets as they are."""
 

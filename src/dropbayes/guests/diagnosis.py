@@ -15,8 +15,6 @@ from dropbayes.tracing import SharedWrite
 from dropbayes.tracing.generators import names_generators
 from dropbayes.tracing.views import checked_network
 
-__all__ = ["Diagnosis", "Finding", "doctor"]
-
 
 @dataclass(frozen=True)
 class Finding:

@@ -11,8 +11,6 @@ from torch import nn
 from dropbayes.guests.procedures import each_draw
 from dropbayes.sampling import Sampling
 
-__all__ = ["answers"]
-
 
 def answers(
     pipe: Any, inputs: Any, *, n_draws: int = 100, seed: int = 0, sampling: Sampling = Sampling(), **settings: Any

@@ -24,8 +24,6 @@ from dropbayes.runtime.progress import ProgressBar
 from dropbayes.sampling import Sampling, function_draw, split
 from dropbayes.tracing.views import checked_network
 
-__all__ = ["each_draw", "one_draw", "predict_through"]
-
 
 @contextlib.contextmanager
 def one_draw(

@@ -17,8 +17,6 @@ from dropbayes.sampling import evaluation_output
 from dropbayes.scores import accuracy, class_log_likelihood, expected_calibration_error
 from dropbayes.training.rows import output_tensor
 
-__all__ = ["UncertaintyCallback"]
-
 
 class UncertaintyCallback(TrainerCallback):
     """Reports the scores of Monte Carlo dropout on the held-out rows whenever a `Trainer` evaluates.

@@ -14,8 +14,6 @@ from dropbayes.population.fitting import train_in_jobs
 from dropbayes.population.heads import head_of
 from dropbayes.population.records import Member, Population, Task, concatenate, select
 
-__all__ = ["EnsembleChoice", "choose_ensemble", "forward_folds", "greedy_selection", "random_folds"]
-
 
 @dataclass(frozen=True, eq=False)
 class EnsembleChoice:

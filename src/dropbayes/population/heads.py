@@ -16,8 +16,6 @@ from torch import Tensor
 from dropbayes.runtime.arrays import to_tensor
 from dropbayes.runtime.validation import finite_tensor
 
-__all__ = ["HEADS", "CategoricalHead", "GaussianHead", "Head", "HeteroscedasticHead", "head_of"]
-
 
 class Head(ABC):
     """The interface of a likelihood for training and evaluating a population."""

@@ -15,8 +15,6 @@ from dropbayes.population.heads import Head
 from dropbayes.population.records import ACTIVATIONS, Activation
 from dropbayes.runtime.devices import capture_graph
 
-__all__ = ["ADAM_BETAS", "ADAM_EPSILON", "Program", "Stack", "forward"]
-
 ADAM_BETAS, ADAM_EPSILON = (0.9, 0.999), 1e-8  # Kingma and Ba (2015), the settings of the reference implementation
 CONCRETE_TEMPERATURE = 0.1  # Gal, Hron and Kendall (2017)
 _HAS_MKL = torch.backends.mkl.is_available()

@@ -13,8 +13,6 @@ from dropbayes.population.heads import Head
 from dropbayes.population.records import Population, Task
 from dropbayes.runtime.validation import row_weights
 
-__all__ = ["Moments", "Table", "moments", "stacked_table"]
-
 # A column whose deviation is this small relative to its mean varies by rounding errors only.
 _CONSTANT = 1e-10
 
