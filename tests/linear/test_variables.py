@@ -150,3 +150,18 @@ def test_a_tensor_written_into_after_its_dropout_counts_as_it_was():
     ours, plain = (db.predict(Doubling(inplace).eval(), x, method="linear") for inplace in (True, False))
     torch.testing.assert_close(ours.std, plain.std)
     assert float(plain.std.min()) > 0
+
+
+@pytest.mark.parametrize(
+    "bend",
+    [lambda h: torch.where(h > 0, h, 0.1 * h), lambda h: h * (h > 0) + 0.1 * h * (h <= 0), lambda h: h.sort(-1).values],
+    ids=["where", "product", "sort"],
+)
+def test_a_comparison_of_what_is_dropped_has_the_derivative_of_each_side(bend):
+    torch.manual_seed(0)
+    net = Module(lambda m, x: m.head(bend(F.dropout(x, 0.3, m.training))), head=nn.Linear(3, 3))
+    weight = net.head.weight.detach().double()
+    x = torch.tensor([[-2.0, 0.5, 3.0]])  # rises, so that sorting leaves its order
+    bent = bend(x).double()[0]
+    found = db.predict(net, x, method="linear").epistemic[0].double()
+    torch.testing.assert_close(found, 0.3 / 0.7 * (weight * bent).square().sum(1), rtol=1e-5, atol=0)

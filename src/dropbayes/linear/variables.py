@@ -20,10 +20,7 @@ from dropbayes.sampling.profile import Profile
 from dropbayes.tracing import Site, SiteNames, Source, is_ours, neutral_uniform, version
 from dropbayes.tracing.generators import SENTINEL_SEED
 
-_HARD = {
-    "argmax", "argmin", "argsort", "ceil", "floor", "ge", "gt", "heaviside", "le", "lt", "multinomial", "randint",
-    "randint_like", "randperm", "round", "sign", "sort", "topk", "trunc",
-}  # fmt: skip
+_HARD = {"argmax", "argmin", "ceil", "floor", "heaviside", "round", "sign", "trunc"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +128,10 @@ class SiteVariables(Source):
         return chance + noise
 
     def chooses(self, site: Variable, operation: str) -> None:
-        if site in self.variables and operation not in _HARD:  # a function of the numbers, not of a comparison
+        # What a mask multiplies may be ordered or compared, which has derivatives nearly everywhere; a uniform may not.
+        orders = operation in ("argsort", "ge", "gt", "le", "lt", "multinomial", "sort", "topk")
+        hard = orders or operation in _HARD or operation.startswith("rand")
+        if site in self.variables and not hard:  # a function of the numbers, not of a comparison
             return
         raise NotImplementedError(
             f"`net` takes {operation} of random numbers, or of a comparison of torch.rand: a hard choice, which has no "
