@@ -175,7 +175,8 @@ def _underfit_sentences(metrics: dict[str, Any]) -> list[str]:
         return []
     return [
         "Too few steps to learn the yearly cycle: of the variance of the observed months the networks explain "
-        f"{', '.join(short)}. The paper's size (without --quick) explains 94 % and more."
+        f"{', '.join(short)}. The paper's size (without --quick) explains 94 % and more; --figures-only draws a run of "
+        "that size, whose arrays are kept."
     ]
 
 

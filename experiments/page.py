@@ -3,7 +3,8 @@
 python -m experiments.page FOLDER...
 
 Each folder is one that `python -m experiments NAME` wrote. Its results go to `experiments/results/NAME.json`, its
-figures to `docs/figures`, and the block `<!-- results: NAME -->` of the page in `docs` that has it is written anew.
+figures to `docs/figures`, and the block `<!-- results: NAME -->` of the page in `docs` that has it is written anew. The
+arrays of CO2 and solar irradiance, which take a GPU, go to `experiments/results/NAME`.
 """
 
 from __future__ import annotations
@@ -54,6 +55,10 @@ def main(folders: list[str]) -> None:
         files.write_text(RESULTS / f"{folder.name}.json", report)
         for figure in folder.glob("*.png"):
             shutil.copy(figure, DOCS / "figures")
+        if folder.name in ("co2", "solar"):
+            (RESULTS / folder.name).mkdir(exist_ok=True)
+            for stage in folder.glob("*.npz"):
+                shutil.copy(stage, RESULTS / folder.name)
         page = page_of(folder.name)
         files.write_text(page, with_results(page.read_text(), folder.name, results_text(json.loads(report))))
 

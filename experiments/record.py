@@ -51,11 +51,13 @@ class Record:
         folder: The folder for all files.
         settings: The experiment's settings.
         saved_only: Whether to draw from saved stages alone: a missing one is then an error.
+        kept: A folder of stages of an earlier run, for those that are not in `folder`.
     """
 
     folder: pathlib.Path
     settings: Any
     saved_only: bool = False
+    kept: pathlib.Path | None = None
 
     def stage(self, name: str, compute: Callable[[], Arrays], *, key: Any = None) -> Arrays:
         """The arrays `compute` returns, from the folder if a run with the same `key` left them there.
@@ -67,14 +69,15 @@ class Record:
         """
         path = self.folder / f"{name}.npz"
         stamp = _stamp(self.settings if key is None else key)
-        if path.exists():
-            with np.load(path) as saved:
-                if str(saved["stamp"]) == stamp:
-                    return {key: saved[key] for key in saved.files if key != "stamp"}
+        for folder in filter(None, (self.folder, self.kept)):
+            if (folder / path.name).exists():
+                with np.load(folder / path.name) as saved:
+                    if str(saved["stamp"]) == stamp:
+                        return {key: saved[key] for key in saved.files if key != "stamp"}
         if self.saved_only:
             raise FileNotFoundError(
-                f"{str(path)!r} must hold the stage {name!r} of these settings; it is missing or of others. Run the "
-                "experiment without --figures-only, with the same --quick and --set options."
+                f"{str(path)!r} must hold the stage {name!r} of these settings and data; it is missing or of others. "
+                "Run the experiment without --figures-only, with the same --quick and --set options."
             )
         arrays = compute()
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -99,8 +102,9 @@ class Record:
             "torch": torch.__version__,
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         }
-        if self.saved_only and path.exists():  # figures drawn elsewhere are still of the run that computed them
-            about = json.loads(path.read_text())["about"]
+        kept = path if path.exists() or self.kept is None else self.kept.with_suffix(".json")
+        if self.saved_only and kept.exists():  # figures drawn elsewhere are still of the run that computed them
+            about = json.loads(kept.read_text())["about"]
         report = {
             "about": about,
             "settings": _plain(self.settings),

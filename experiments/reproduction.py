@@ -13,6 +13,8 @@ from dropbayes.runtime.devices import available_device
 from experiments import NAMES
 from experiments.record import Findings, Record
 
+KEPT = pathlib.Path(__file__).parent / "results"
+
 __all__ = ["experiment_module", "reproduce", "settings_of", "show"]
 
 
@@ -34,14 +36,14 @@ def reproduce(
         out: The folder that holds a folder for each experiment.
         folder: The folder of this experiment; by default the one of its name in `out`.
         device: "auto", "cpu", "cuda" ...
-        figures_only: Whether to draw from saved stages without computing any.
+        figures_only: Whether to draw from saved stages without computing any: those in the folder, or those of the
+            run whose results are kept in `experiments/results`.
         command: The command that the page names as its origin.
     """
     settings = settings_of(name) if settings is None else settings
     module = experiment_module(name)
-    record = Record(
-        pathlib.Path(out) / name if folder is None else pathlib.Path(folder), settings, saved_only=figures_only
-    )
+    place = pathlib.Path(out) / name if folder is None else pathlib.Path(folder)
+    record = Record(place, settings, saved_only=figures_only, kept=KEPT / name if figures_only else None)
     computing_on = available_device("cpu" if getattr(module, "CPU_ONLY", False) else device)
     findings: Findings = module.run(settings, record, device=computing_on)
     record.write(findings, command=command or f"python -m experiments {name}", device=computing_on)

@@ -28,6 +28,18 @@ def test_no_dropout_is_an_error_that_names_the_remedy(call):
         call(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.zeros(1, 2))
 
 
+@pytest.mark.parametrize("descending", [True, False])
+def test_rows_that_come_out_sorted_are_an_error_whatever_their_order(descending):
+    def forward(m, x):
+        return m.o(m.d(m.a(x)))[x.mean(1).argsort(descending=descending)]
+
+    net = Module(forward, a=nn.Linear(4, 8), d=nn.Dropout(0.3), o=nn.Linear(8, 2))
+    rows = torch.randn(5, 4)
+    with pytest.raises(ValueError, match="depend on each other"):
+        db.predict(net, rows[rows.mean(1).argsort(descending=descending)])
+    assert db.predict(net, rows[:1]).mean.shape == (1, 2)
+
+
 def test_dropout_of_probability_zero_is_an_error():
     with pytest.raises(ValueError, match="add_dropout"):
         db.predict(nn.Sequential(nn.Dropout(0.0), nn.Linear(2, 2)), torch.zeros(1, 2))

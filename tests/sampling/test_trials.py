@@ -14,6 +14,7 @@ from dropbayes.sampling.inputs import as_inputs
 from dropbayes.sampling.inspection import inspect
 from dropbayes.sampling.plan import make_plan
 from dropbayes.sampling.trials import is_out_of_memory
+from tests.sampling.loop import assert_law
 from tests.sampling.zoo import Module, build
 
 
@@ -36,6 +37,40 @@ def test_control_flow_on_a_draw_runs_draw_by_draw():
     net = Module(lambda m, x: m.a(x) if torch.rand([]) < 0.5 else -m.a(x), a=nn.Linear(3, 2))
     assert method(net, torch.randn(4, 3)) == "draw by draw"
     assert method(net, torch.randn(4, 3), masks="row") == "one by one"
+
+
+def doubling_large_batches(limit=8):
+    return Module(
+        lambda m, x: m.o(m.d(m.a(x)) * (1 if len(x) < limit else 2)),
+        a=nn.Linear(4, 8),
+        d=nn.Dropout(0.3),
+        o=nn.Linear(8, 2),
+    )
+
+
+@pytest.mark.parametrize("masks", ["shared", "row"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_network_that_does_otherwise_with_many_rows_has_the_law_of_the_rows_given(rows, masks):
+    torch.manual_seed(0)
+    assert_law(doubling_large_batches(), torch.randn(rows, 4), masks=masks)
+
+
+def test_a_batch_that_differs_from_its_rows_by_its_size_is_refused():
+    with pytest.raises(ValueError, match="in its batch of 12 in evaluation mode: its rows depend on each other"):
+        db.predict(doubling_large_batches(), torch.randn(12, 4))
+
+
+@pytest.mark.parametrize("descending", [True, False])
+def test_the_masks_of_rows_that_are_sorted_meanwhile_stay_with_them(descending):
+    def forward(m, x):
+        order = x.mean(1).argsort(descending=descending)
+        return m.o(m.d(m.a(x[order])))[order.argsort()]
+
+    net = Module(forward, a=nn.Linear(4, 8), d=nn.Dropout(0.3), o=nn.Linear(8, 2))
+    x = torch.randn(5, 4)
+    assert method(net, x, masks="row") == "mapped over rows"
+    expected = torch.cat([db.predict(net, row[None], method="linear").std for row in x])
+    torch.testing.assert_close(db.predict(net, x, method="linear").std, expected)
 
 
 @pytest.mark.parametrize("same_bits", [True, False])

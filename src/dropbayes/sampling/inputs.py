@@ -60,13 +60,9 @@ class Inputs:
 
         A repeated row introduces no overflow or NaN that the real rows do not have.
         """
-        missing = size - (stop - start)
-        if missing > 0 and any(is_cache(leaf) for leaf in self.leaves):
-            return self.rows([*range(start, stop), *[stop - 1] * missing])
-        narrow = [_narrow(leaf, axis, start, stop) for leaf, axis in zip(self.leaves, self.axes, strict=True)]
-        if missing <= 0:
-            return narrow
-        return [_lengthen(leaf, axis, missing) for leaf, axis in zip(narrow, self.axes, strict=True)]
+        if size > stop - start:
+            return self.rows(torch.arange(start, start + size).clamp(max=stop - 1))
+        return [_narrow(leaf, axis, start, stop) for leaf, axis in zip(self.leaves, self.axes, strict=True)]
 
     def block(self, start: int, stop: int) -> Inputs:
         """The rows from `start` to `stop` as separate inputs."""
@@ -167,14 +163,6 @@ def _select(leaf: PyTree, axis: int | None, index: Sequence[int] | Tensor) -> Py
     chosen = copied_cache(leaf)
     chosen.reorder_cache(torch.as_tensor(index))
     return chosen
-
-
-def _lengthen(leaf: PyTree, axis: int | None, missing: int) -> PyTree:
-    """The leaf with its last row repeated a number of times."""
-    if axis is None:
-        return leaf
-    last = leaf.narrow(axis, leaf.shape[axis] - 1, 1)
-    return torch.cat((leaf, last.expand(*last.shape[:axis], missing, *last.shape[axis + 1 :])), axis)
 
 
 def copied_cache(cache: Any) -> Any:
@@ -388,11 +376,7 @@ class Structure:
         return made
 
 
-class _TensorMark:
-    """The placeholder of a tensor."""
-
-
-_TENSOR = _TensorMark()
+_TENSOR = object()  # in the place of a tensor
 
 
 def split(output: PyTree) -> tuple[list[Tensor], Structure]:

@@ -69,6 +69,7 @@ class Inspection:
     view: View
     needs_autocast: bool = False
     strategies: dict[Any, Any] = dataclasses.field(default_factory=dict)  # by the inputs of the choice
+    largest_block: int = 0  # the most rows and draws at once in which a row was seen to be as it is alone
     seen: Tensor | None = None  # the least and the largest sizes of the rows that were compared with their batch
 
     def network(self) -> nn.Module:
@@ -153,6 +154,15 @@ def _holds_for_rows(net: nn.Module, inputs: Inputs, ignored: tuple[str, ...], in
     return True
 
 
+def check_batch(net: nn.Module, inputs: Inputs, inspection: Inspection) -> None:
+    """Raises if the first row of a batch has another output in evaluation mode than alone."""
+    prober = Prober(net, inputs, (), names_generators(net), inspection.owns_parameters)
+    with torch.inference_mode(False), torch.no_grad():
+        alone, batch = prober(inputs.rows([0]), None), prober(inputs.leaves, None)
+    if not _are_rows_of(alone.tensors, [0], batch, inspection.profile.outputs, inputs.n_rows):
+        raise ValueError(str(_rows_depend(alone, inputs)))
+
+
 def forget(net: nn.Module) -> None:
     """Forgets the inspections of a network that turned out to behave differently."""
     _inspections.pop(net, None)
@@ -201,7 +211,6 @@ def _inspect_with(prober: Prober, positions: bool) -> Inspection:
 
 def _inspect_rows(prober: Prober, positions: bool, rows: Inputs, plain: Probe) -> Inspection:
     """The inspection on some rows, whose probe in evaluation mode is given."""
-    _check_faithful(prober, rows, plain)
     chosen, flags = training_probe(prober, rows, plain)
     check_accounted(chosen, plain)
     if prober.named & UNSEEDED:
@@ -221,6 +230,7 @@ def _inspect_rows(prober: Prober, positions: bool, rows: Inputs, plain: Probe) -
         sites, together = tuple(chosen.recorder.sites), rows.is_one_row
         has_row = [not rows.is_one_row and tensor.shape[:1] == (1,) for tensor in chosen.tensors]
         outputs = tuple(RowLayout(0, 1) if one else None for one in has_row)
+    _check_faithful(prober, rows, plain, outputs)
     if rows.n_rows > 1:
         sites = _sites_of_all_branches(prober, rows, flags, probes, sites)
     if positions:
@@ -255,8 +265,10 @@ def _sites_of_rows(probes: list[Probe], n_rows: int) -> tuple[tuple[Site, ...], 
                 "`net` permutes its rows, or drops with a probability that depends on them all. Pass row_axis=None to "
                 "take the whole input as one row."
             )
-        dynamic = any(probe.watch.has_dynamic_shapes for probe in probes)
-        return tuple(map(_with_some_rows, sites)) if dynamic else sites, together
+        if any(probe.watch.has_dynamic_shapes for probe in probes):
+            some = RowLayout(0, 0)  # rows are sent to different places: a site without an axis for all may hold some
+            sites = tuple(replace(s, layout=some) if s.layout is None and len(s.shape) > 1 else s for s in sites)
+        return sites, together
     return tuple(alone.recorder.sites), False  # a site for each row, or a branch on the values of the rows
 
 
@@ -265,11 +277,6 @@ def _skips_sites(probes: list[Probe]) -> bool:
     reads = set[Read]().union(*(probe.watch.reads for probe in probes))
     branches = any(drawn for drawn, _, _ in reads) or any(probe.host.moved for probe in probes)
     return branches or any(probe.watch.has_dynamic_shapes for probe in probes)
-
-
-def _with_some_rows(site: Site) -> Site:
-    """A site in a network that sends its rows to different places: without an axis for all, it may hold some."""
-    return replace(site, layout=RowLayout(0, 0)) if site.layout is None and len(site.shape) > 1 else site
 
 
 def _sites_of_all_branches(
@@ -349,13 +356,13 @@ def _evaluation_probe(prober: Prober) -> tuple[Inputs, Probe]:
     except ProbeFailed as failed:
         if inputs.is_one_row:
             raise failed.error from None
-        if inputs.n_rows > rows.n_rows and not _is_vector(inputs):
-            _refuse_working_batch(prober, failed)
+        if (error := _failure(prober, failed, "some of them")) is not failed.error:
+            raise error from failed.error
     single = inputs.block(0, 1)
     try:
         plain = prober(single.leaves, None)
     except ProbeFailed as failed:
-        raise _error_of_single_row(prober, failed) from failed.error
+        raise _failure(prober, failed, "a single one") from failed.error
     copies = replace(inputs, leaves=tuple(inputs.rows([0, 0])), n_rows=2)
     try:  # the row that was made may be none that the network takes
         return copies, prober(copies.leaves, None)
@@ -363,43 +370,26 @@ def _evaluation_probe(prober: Prober) -> tuple[Inputs, Probe]:
         return single, plain
 
 
-def _is_vector(inputs: Inputs) -> bool:
-    """Whether the input is one row, which lacks its row axis."""
-    return len(inputs.leaves) == 1 and inputs.leaves[0].dim() == 1
-
-
-def _refuse_working_batch(prober: Prober, failed: ProbeFailed) -> None:
-    """Raises if the network takes the batch as it was given, but `failed` on some of its rows."""
-    inputs = prober.inputs
-    try:
-        prober(inputs.leaves, None)
-    except ProbeFailed:
-        return
-    raise ValueError(
-        f"`net` takes the batch of {inputs.n_rows} rows but fails on some of them ({failed.first_line}): its rows "
-        f"depend on each other. {whole_arguments(inputs)}Pass row_axis=None to take the whole input as one row."
-    ) from failed.error
-
-
 def _probe_alone(prober: Prober, rows: Inputs, row: int, flags: Flags) -> Probe:
     try:
         return prober(rows.rows([row]), flags)
     except ProbeFailed as failed:
-        raise _error_of_single_row(prober, failed) from failed.error
+        raise _failure(prober, failed, "a single one") from failed.error
 
 
-def _error_of_single_row(prober: Prober, failed: ProbeFailed) -> Exception:
-    """The error of a network that fails on a single row: its own, or that its rows depend on each other."""
+def _failure(prober: Prober, failed: ProbeFailed, rows: str) -> Exception:
+    """The error of a network that fails on some rows: its own, or that its rows depend on each other."""
     inputs = prober.inputs
-    if inputs.n_rows == 1 or _is_vector(inputs) or isinstance(failed.error, NotImplementedError):
+    is_vector = len(inputs.leaves) == 1 and inputs.leaves[0].dim() == 1  # one row, which lacks its row axis
+    if inputs.n_rows == 1 or is_vector or isinstance(failed.error, NotImplementedError):
         return failed.error
     try:
         prober(inputs.leaves, None)
     except ProbeFailed:
         return failed.error
     return ValueError(
-        f"`net` takes the batch of {inputs.n_rows} rows but fails on a single one ({failed.first_line}): its rows "
-        f"depend on each other. {whole_arguments(inputs)}Pass row_axis=None to take the whole input as one row."
+        f"`net` takes the batch of {inputs.n_rows} rows but fails on {rows} ({failed.first_line}): its rows depend on "
+        f"each other. {whole_arguments(inputs)}Pass row_axis=None to take the whole input as one row."
     )
 
 
@@ -418,36 +408,69 @@ def _check_rows(
 
         def agrees(exact: Prober, rows: Inputs, row: int = row) -> bool:
             one, several = exact(rows.rows([row]), flags), exact(rows.leaves, flags)
-            return _is_row_of(one, several, outputs, row, rows.n_rows)
+            return _are_rows_of(one.tensors, [row], several, outputs, rows.n_rows)
 
-        if _is_row_of(probe, batch, outputs, row, rows.n_rows) or prober.in_double(agrees):
+        if _are_rows_of(probe.tensors, [row], batch, outputs, rows.n_rows) or prober.in_double(agrees):
             continue  # at most a small difference of large numbers
-        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in probe.tensors)
+        raise _rows_depend(probe, rows)
+
+
+def _check_faithful(prober: Prober, rows: Inputs, plain: Probe, outputs: tuple[RowLayout | None, ...]) -> None:
+    """Raises if the network itself, or its view where a call would change it, gives its rows other outputs.
+
+    They come in reverse order: in one order alone, sorted rows may come out where they were.
+    """
+    recorder, net = plain.recorder, prober.net
+    if plain.host.moved or plain.watch.unaccounted:
+        return
+    changes = recorder.sites or recorder.sites_left_out or plain.changes or prober.owns_parameters
+    by_view = changes or any(module.training for module in net.modules())
+    reverse = list(range(rows.n_rows))[::-1]
+
+    def agrees(order: list[int]) -> bool:
+        leaves = cloned_leaves(rows.rows(order))
+        try:
+            tensors = prober(leaves, None).tensors if by_view else split(eagerly(rows.call)(net, leaves))[0]
+        except Exception:  # of an index, say, that is made of all rows
+            return False
+        return _are_rows_of(tensors, order, plain, outputs, rows.n_rows)
+
+    def agrees_in_double(exact: Prober, rows: Inputs) -> bool:
+        turned = exact(rows.rows(reverse), None).tensors
+        return _are_rows_of(turned, reverse, exact(rows.leaves, None), outputs, rows.n_rows)
+
+    if agrees(reverse):
+        return
+    if not agrees(reverse[::-1]):
+        raise ValueError(
+            "`net` gives another output than a copy of its modules over the same weights: a forward or hook was "
+            "patched, or it reads modules past its module tree. Register what it reads as submodules and buffers."
+        )
+    if not prober.in_double(agrees_in_double):
         raise _RowsDepend(
-            f"`net` gives a row another output alone (shape {shapes}) than in its batch of {rows.n_rows} in evaluation "
-            f"mode: its rows depend on each other. {whole_arguments(rows)}"
-            "Pass row_axis=None to take the whole input as one row."
+            "`net` gives its rows other outputs in another order: it sorts them, or they depend on each other. "
+            f"{whole_arguments(rows)}Pass row_axis=None to take the whole input as one row."
         )
 
 
-def _is_row_of(alone: Probe, batch: Probe, outputs: tuple[RowLayout | None, ...], row: int, n_rows: int) -> bool:
-    for whole, expected, layout in zip(batch.tensors, alone.tensors, outputs, strict=True):
-        actual = row_of(whole, layout, row, n_rows)
-        if actual is None or not equal_but_for_rounding(actual, expected, whole):
-            return False
-    return True
-
-
-def _check_faithful(prober: Prober, rows: Inputs, plain: Probe) -> None:
-    """Raises if the network itself, where a call does not change it, gives another output than its view."""
-    recorder, net = plain.recorder, prober.net
-    random = recorder.sites or recorder.sites_left_out or plain.host.moved or plain.watch.unaccounted
-    if random or plain.changes or prober.owns_parameters or any(module.training for module in net.modules()):
-        return
-    tensors = split(eagerly(rows.call)(net, cloned_leaves(rows.leaves)))[0]
-    if len(tensors) == len(plain.tensors) and all(map(equal_but_for_rounding, tensors, plain.tensors)):
-        return
-    raise ValueError(
-        "`net` gives another output than a copy of its modules over the same weights: a forward or hook was patched, "
-        "or it reads modules past its module tree. Register what it reads as submodules and buffers."
+def _rows_depend(alone: Probe, rows: Inputs) -> _RowsDepend:
+    shapes = ", ".join(str(tuple(tensor.shape)) for tensor in alone.tensors)
+    return _RowsDepend(
+        f"`net` gives a row another output alone (shape {shapes}) than in its batch of {rows.n_rows} in evaluation "
+        f"mode: its rows depend on each other. {whole_arguments(rows)}"
+        "Pass row_axis=None to take the whole input as one row."
     )
+
+
+def _are_rows_of(
+    some: list[Tensor], index: list[int], batch: Probe, outputs: tuple[RowLayout | None, ...], n: int
+) -> bool:
+    """Whether outputs are those that some of the n rows of a batch have in it."""
+    if len(some) != len(batch.tensors):
+        return False
+    for tensor, whole, layout in zip(some, batch.tensors, outputs, strict=True):
+        for place, row in enumerate(index):
+            actual, expected = row_of(tensor, layout, place, len(index)), row_of(whole, layout, row, n)
+            if actual is None or expected is None or not equal_but_for_rounding(actual, expected, whole):
+                return False
+    return True

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dropbayes.runtime.devices import cpu_threads
 from dropbayes.sampling.inputs import Inputs, cloned_leaves
-from dropbayes.sampling.inspection import Inspection, forget, inspect, recall
+from dropbayes.sampling.inspection import Inspection, check_batch, forget, inspect, recall
 from dropbayes.sampling.masks import Keys, Positions
 from dropbayes.sampling.perceptron import Perceptron, perceptron
 from dropbayes.sampling.perceptron_draws import perceptron_moments, prepare
@@ -27,7 +27,7 @@ from dropbayes.sampling.settings import Sampling
 from dropbayes.sampling.source import MaskSpec, NetworkChanged, UnsupportedStrategy
 from dropbayes.sampling.strategies import DRAW_BY_DRAW, ONE_BY_ONE, Strategy, Work, evaluate
 from dropbayes.sampling.streaming import mean_over_draws
-from dropbayes.sampling.trials import chosen_strategy, is_out_of_memory
+from dropbayes.sampling.trials import agrees, chosen_strategy, is_out_of_memory
 from dropbayes.tracing import RowLayout
 from dropbayes.tracing.views import checked_network
 
@@ -184,10 +184,26 @@ class Plan:
         leaves = inputs.padded_rows(rows.start, rows.stop, size)
         leaves = cloned_leaves(leaves) if self.profile.writes_input else leaves
         work = Work(self.inspection.network, inputs, leaves, draws, range(first_row, first_row + size))
+        alone = self._alone(work)
         outputs = [out[:, : len(rows)] for out in evaluate(self.strategy, self.spec, work)]
+        if alone and not agrees(outputs, alone, 0, 0, nearly=True):
+            check_batch(self.net, inputs, self.inspection)
+            raise UnsupportedStrategy("a network that does otherwise with many rows")
+        self.inspection.largest_block = max(self.inspection.largest_block, size * len(draws))
         if not self.spec.integrate:
             return Block(rows, draws, outputs)
         return Block(rows, draws, outputs[:-1], [mean_over_draws(outputs[-1])])
+
+    def _alone(self, work: Work) -> list[Tensor]:
+        """The first row of the first draw by the plain loop, to compare with the first block as large as this one.
+
+        A trial has few rows. A network may do otherwise with many.
+        """
+        assert self.inspection is not None
+        if self.strategy.rows != "together" or len(work.rows) * len(work.draws) <= self.inspection.largest_block:
+            return []
+        leaves = replace(work.inputs, leaves=tuple(work.leaves), n_rows=len(work.rows)).rows([0])
+        return evaluate(ONE_BY_ONE, self.spec, replace(work, leaves=leaves, draws=work.draws[:1], rows=work.rows[:1]))
 
     def _direct_block(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Block:
         assert self.direct is not None
