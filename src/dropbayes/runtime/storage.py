@@ -2,8 +2,7 @@ r"""Model files: tensors and settings in one safetensors file that is whole or r
 
 The file is an ordinary safetensors file. Its metadata hold a JSON description (format number, kind of model, versions,
 settings) and the SHA-256 of the whole file, computed with the digest's own 64 characters as zeros. Reading checks the
-digest before anything is interpreted; nothing in a file is ever executed. A file of format n loads in every later
-version.
+digest before anything is interpreted; nothing in a file is ever executed.
 """
 
 from __future__ import annotations
@@ -27,27 +26,17 @@ _BLANK = "0" * 64
 
 @dataclass(frozen=True, eq=False)
 class ModelFile:
-    """The contents of a model file.
+    """The contents of a model file."""
 
-    Attributes:
-        kind: The kind of the model; the reader names the kinds it knows.
-        tensors: Its arrays by name.
-        settings: Everything else, as JSON values.
-        versions: The versions of the library and of torch that wrote it.
-    """
-
-    kind: str
+    kind: str  # of the model; the reader names the kinds it knows
     tensors: dict[str, Tensor]
-    settings: dict[str, Any]
-    versions: dict[str, str]
+    settings: dict[str, Any]  # everything else, as JSON values
+    versions: dict[str, str]  # of the library and of torch that wrote it
 
     def tensor(self, name: str, *, shape: Sequence[int | None], dtype: torch.dtype | None = None) -> Tensor:
-        """The tensor of this name; raises ValueError unless it has the expected shape and dtype.
+        """The tensor of this name; raises ValueError unless it has the shape and the dtype.
 
-        Args:
-            name: The tensor's name.
-            shape: The expected size of every axis; None for any.
-            dtype: The expected dtype; by default any floating one, with finite values only.
+        An axis of size None may have any; the dtype is by default any floating one, with finite values only.
         """
         value = self.tensors.get(name)
         if value is None:
@@ -132,9 +121,9 @@ def parse(contents: bytes, *, kinds: Collection[str]) -> ModelFile:
             "`path` must name a whole model file; this one is damaged, cut short or not a dropbayes model. Save it "
             "again."
         ) from None
-    if model.get("format") not in range(1, FORMAT + 1):
+    if model["format"] != FORMAT:
         raise ValueError(
-            f"`path` has the format {model.get('format')!r:.80}; this version reads 1 to {FORMAT}. Upgrade dropbayes."
+            f"`path` has the format {model['format']!r:.80}; this version reads {FORMAT}. Upgrade dropbayes."
         )
     if model["kind"] not in kinds:
         raise ValueError(f"`path` holds a {model['kind']!r:.80}; expected one of {sorted(kinds)}.")

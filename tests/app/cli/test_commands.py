@@ -143,7 +143,7 @@ WRONG_MODELS = {
     "columns cut short": (lambda m: (m / COLUMNS).write_text((m / COLUMNS).read_text()[:50]), "columns.json' is damaged"),
     "columns of something else": (lambda m: (m / COLUMNS).write_text("[1, 2]"), "columns.json' is damaged"),
     "columns not text": (lambda m: (m / COLUMNS).write_bytes(b"\xff\xfe\x00"), "columns.json' is damaged"),
-    "a later format": (lambda m: edit(m, format=99), "has the format 99; this version reads 1 to 3"),
+    "another format": (lambda m: edit(m, format=99), "has the format 99; this version reads 3: fit the model again, or upgrade"),
     "columns changed": (lambda m: (m / COLUMNS).write_text((m / COLUMNS).read_text().replace("Oslo", "Rome")), "columns.json' was changed since it was written"),
     "parts missing": (lambda m: edit(m, columns=None), "lacks parts or has unknown ones"),
     "unknown kind": (lambda m: edit(m, task="ranking"), "lacks parts or has unknown ones"),

@@ -1,13 +1,11 @@
 """Tests of whole models: what Python fits and saves, the command line reads, and the other way round."""
 
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
 
 import dropbayes as db
-from dropbayes.app.models.storage import CARD, COLUMNS
+from dropbayes.app.models.storage import CARD
 from tests.command_line import TINY, rows_of, run, table
 
 SMALL = {
@@ -132,16 +130,6 @@ def reading(**options):
 def test_a_model_without_a_folder_has_nowhere_to_keep_a_calibration(model):
     with pytest.raises(ValueError, match="has no folder yet"):
         model.save_calibration()
-
-
-def test_a_folder_of_the_first_format_is_read(model, tmp_path):
-    path = model.save(tmp_path / "m").path
-    values = json.loads((path / COLUMNS).read_text())
-    for column in values["columns"]:
-        column.pop("range", None)
-    (path / COLUMNS).write_text(json.dumps({**values, "format": 1}))
-    (path / CARD).unlink()
-    assert db.load(path).predict(frame(5))["outside"].tolist() == [""] * 5
 
 
 def test_the_percentiles_of_training_rows_are_kept_however_a_model_came_about(model, tmp_path):

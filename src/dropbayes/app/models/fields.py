@@ -29,16 +29,14 @@ class EnsembleFields:
         self.schema = getattr(model, "schema", None)
         self.classes = getattr(ensemble, "classes_", None)
         self.has_classes = self.classes is not None
-        self.recalibration = getattr(ensemble, "recalibration", None)
+        self.recalibration: Any = getattr(ensemble, "recalibration", None)
         self.n_inputs, self.n_networks = ensemble.n_features_in_, len(ensemble.population_)
         self.row_size = int(ensemble.population_.weights[-1].shape[-1])
         self.n_draws, self.seed = int(ensemble.n_draws), int(ensemble.seed_)
         self._ensemble = ensemble.with_draws()
         vars(self._ensemble).pop("feature_names_in_", None)  # the names are checked when the columns are ordered
 
-    def __call__(
-        self, x: NumpyArray, *, n_draws: int, seed: int, coverage: float, method: str
-    ) -> dict[str, NumpyArray]:
+    def __call__(self, x: NumpyArray, n_draws: int, seed: int, coverage: float, method: str) -> dict[str, NumpyArray]:
         ensemble: Any = self._ensemble.with_draws(n_draws=n_draws, seed=seed, method=method)
         fields = _information(ensemble.draws(x)) if self.has_classes else _moments(ensemble.predictive(x), coverage)
         if self.classes is not None:
@@ -49,7 +47,8 @@ class EnsembleFields:
 class NetworkFields:
     """Those of a network, its output read by a likelihood."""
 
-    schema = classes = recalibration = None
+    schema = classes = None
+    recalibration: Any = None
     n_networks = row_size = 1
     n_draws, seed = 100, 0
 
@@ -64,9 +63,7 @@ class NetworkFields:
         self.names = None if columns is None else tuple(columns)
         self.n_inputs = None if columns is None else len(columns)
 
-    def __call__(
-        self, x: NumpyArray, *, n_draws: int, seed: int, coverage: float, method: str
-    ) -> dict[str, NumpyArray]:
+    def __call__(self, x: NumpyArray, n_draws: int, seed: int, coverage: float, method: str) -> dict[str, NumpyArray]:
         like = next(self._net.parameters(), torch.empty(0))
         inputs = torch.tensor(x, device=like.device)
         inputs = inputs.to(like.dtype) if inputs.is_floating_point() else inputs

@@ -48,13 +48,6 @@ def uncertainty_percentiles(ensemble: Ensemble, x: NumpyArray) -> dict[str, floa
 class Model:
     """A fitted ensemble with its columns and its origin.
 
-    Attributes:
-        ensemble: The fitted networks, recalibrated if the model is.
-        schema: Its columns.
-        origin: The origin of the fit: file, rows, settings, versions, calibration.
-        path: Its folder, if it has one.
-        digest: The digest of the networks in that folder.
-
     Example:
         >>> frame = {"size": list(range(60)), "price": [3.0 * size for size in range(60)]}
         >>> model = Model.fit(frame, target="price", n_steps=20, n_networks=1, drop_prob=0.05, weight_decay=1e-4)
@@ -64,11 +57,11 @@ class Model:
         ['', 'size']
     """
 
-    ensemble: Any
-    schema: Schema
-    origin: Origin
-    path: pathlib.Path | None = None
-    digest: str = ""
+    ensemble: Any  #: The fitted networks, recalibrated if the model is.
+    schema: Schema  #: Its columns.
+    origin: Origin  #: The origin of the fit: file, rows, settings, versions, calibration.
+    path: pathlib.Path | None = None  #: Its folder, if it has one.
+    digest: str = ""  #: The digest of the networks in that folder.
 
     @classmethod
     def fit(
@@ -261,7 +254,7 @@ def load(path: str | os.PathLike[str]) -> Model:
         path: The folder.
 
     Raises:
-        ValueError: The folder holds no model, a damaged one, or one of a later format.
+        ValueError: The folder holds no model, a damaged one, or one of another format.
     """
     ensemble, schema, origin, digest = storage.read(path)
     return Model(ensemble, schema, origin, pathlib.Path(path), digest)

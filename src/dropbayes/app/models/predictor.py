@@ -131,7 +131,7 @@ class Predictor:
             settings: `n_draws`, `seed`, `coverage`, `allow_new` ..., as for the class.
 
         Raises:
-            ValueError: The path holds no model, a damaged one, or one of a later format.
+            ValueError: The path holds no model, a damaged one, or one of another format.
         """
         if os.path.isfile(path):
             kinds: dict[str, type[Ensemble]] = {kind.saved_as: kind for kind in (RegressionEnsemble, ClassEnsemble)}
@@ -282,12 +282,11 @@ class Predictor:
         """The prediction for rows returned by `encode`, possibly concatenated; not checked to be finite."""
         if self.n_draws == "auto" and self.method == "sampling":
             return self._predict_until_tolerance(x)
-        if not len(x):  # an empty prediction has the shapes of one row
-            one = self._statistics(np.zeros((1, *x.shape[1:]), x.dtype))
-            return {name: values[:0] for name, values in one.items()}
+        rows = x if len(x) else np.zeros((1, *x.shape[1:]), x.dtype)  # an empty prediction has the shapes of one row
         step = max(1, min(4096, _MAX_VALUES // (self.total_draws * self._fields.row_size)))
-        blocks = [self._statistics(x[start : start + step]) for start in range(0, len(x), step)]
-        return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+        settings = self.most_draws, self.seed, self.coverage, self.method
+        blocks = [self._fields(rows[start : start + step], *settings) for start in range(0, len(rows), step)]
+        return {name: np.concatenate([block[name] for block in blocks])[: len(x)] for name in blocks[0]}
 
     def _predict_until_tolerance(self, x: NumpyArray) -> dict[str, NumpyArray]:
         """Each row by the fewest draws of 64, 128 ... that meet the tolerance, whatever the other rows."""
@@ -319,10 +318,6 @@ class Predictor:
         deviation = np.mean([one["std"] for one in sets], axis=0) if "std" in sets[0] else np.sqrt(mean * (1 - mean))
         ratio = np.divide(error, deviation, out=np.zeros_like(error), where=error > 0)
         return ratio.max(axis=tuple(range(1, ratio.ndim)))
-
-    def _statistics(self, x: NumpyArray) -> dict[str, NumpyArray]:
-        n_draws, coverage = self.most_draws, self.coverage
-        return self._fields(x, n_draws=n_draws, seed=self.seed, coverage=coverage, method=self.method)
 
     # --- tables ---------------------------------------------------------------------------------------------------
 
@@ -356,12 +351,11 @@ class Predictor:
         `coverage`; `outside` names the columns whose value lies beyond those of the training rows.
         """
         columns = {"outside": np.array(rows.outside_names(), dtype=np.str_)}
-        recalibration = self._fields.recalibration
-        if not self.has_label_sets or self.classes is None or recalibration is None:
-            return columns
-        inside = recalibration.label_sets(prediction["probabilities"], self.coverage).numpy()
-        labels = self.classes.astype(np.str_)
-        return {"labels": np.array(["; ".join(labels[row]) for row in inside], dtype=np.str_), **columns}
+        if self.has_label_sets:
+            inside = self._fields.recalibration.label_sets(prediction["probabilities"], self.coverage).numpy()
+            labels = np.asarray(self.classes, np.str_)
+            columns = {"labels": np.array(["; ".join(labels[row]) for row in inside], dtype=np.str_), **columns}
+        return columns
 
     def add_columns(self, table: pa.Table, *, prefix: str | None = None) -> pa.Table:
         """An Arrow table with the columns of the prediction appended, as `dropbayes predict` adds them.

@@ -14,6 +14,7 @@ import os
 import pathlib
 import re
 import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,6 @@ from dropbayes.estimators.recalibration import Recalibration, with_recalibration
 from dropbayes.runtime import files
 
 FORMAT = 3
-"""Format 2 added dates, notations, ranges and calibration, format 3 the digest of `columns.json`; all are read."""
 
 Origin = dict[str, Any]
 """The origin of a fit as JSON values: file, rows, settings, versions, scores, calibration."""
@@ -88,7 +88,7 @@ def read(path: str | os.PathLike[str]) -> tuple[Ensemble, Schema, Origin, str]:
     A model that is replaced meanwhile is read again.
 
     Raises:
-        ValueError: The folder holds no model, a damaged one, or one of a later format.
+        ValueError: The folder holds no model, a damaged one, or one of another format.
     """
     path = pathlib.Path(path)
     for _ in range(10):
@@ -148,9 +148,10 @@ def _read_description(path: pathlib.Path) -> dict[str, Any]:
         number, _ = values["format"], values["sha256"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise ValueError(f"{name} is damaged or was not written by dropbayes; fit the model again.") from None
-    if type(number) is not int or not 1 <= number <= FORMAT:
-        raise ValueError(f"{name} has the format {number!r}; this version reads 1 to {FORMAT}. Upgrade.")
-    if number >= 3 and values.get("digest") != signed(values)["digest"]:
+    if type(number) is not int or number != FORMAT:
+        remedy = "fit the model again, or upgrade dropbayes"
+        raise ValueError(f"{name} has the format {number!r}; this version reads {FORMAT}: {remedy}.")
+    if values.get("digest") != signed(values)["digest"]:
         raise ValueError(f"{name} was changed since it was written; fit the model again.")
     return values
 
@@ -201,7 +202,7 @@ def card(schema: Schema, origin: Origin, *, name: str) -> str:
         "",
         "## Origin",
         "",
-        *(f"- {name}: {value}" for name, value in _facts(origin).items()),
+        *_facts(origin),
     ]
     return "\n".join(lines) + "\n"
 
@@ -211,20 +212,19 @@ def _escape(text: str) -> str:
     return re.sub(r"([\\`\[|])", r"\\\1", html.escape(" ".join(text.splitlines()), quote=False))
 
 
-def _facts(origin: Origin) -> dict[str, str]:
-    facts = {"data": f"{_escape(origin.get('file', 'unknown'))}, {origin.get('n_rows', 0):,} rows"}
-    for name in ("sha256", "command"):
-        if name in origin:
-            label = "SHA-256 of the data" if name == "sha256" else name
-            text = _escape(str(origin[name]))
-            facts[label] = f"`{origin[name]}`" if name == "command" and text == origin[name] else text
+def _facts(origin: Origin) -> Iterator[str]:
+    yield f"- data: {_escape(origin.get('file', 'unknown'))}, {origin.get('n_rows', 0):,} rows"
+    if "sha256" in origin:
+        yield f"- SHA-256 of the data: {_escape(str(origin['sha256']))}"
+    if "command" in origin:
+        text = _escape(str(origin["command"]))
+        yield f"- command: {f'`{text}`' if text == origin['command'] else text}"
     for name in ("settings", "scores", "versions"):
         if origin.get(name):
-            texts = {k: f"{v:.4g}" if isinstance(v, float) else str(v) for k, v in origin[name].items()}
-            facts[name] = ", ".join(f"{key} {text}" for key, text in texts.items())
+            texts = [f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in origin[name].items()]
+            yield f"- {name}: {', '.join(texts)}"
     if text := calibration_text(origin):
-        facts["calibration"] = _escape(text)
-    return facts
+        yield f"- calibration: {_escape(text)}"
 
 
 def calibration_text(origin: Origin) -> str:
