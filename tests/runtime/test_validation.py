@@ -164,12 +164,8 @@ def test_a_seed_is_a_whole_number(seed):
         validation.random_generator(seed)
 
 
-def test_a_missing_package_is_named_with_what_needs_it():
-    with (
-        pytest.raises(
-            ModuleNotFoundError,
-            match="a picture needs no_such_package, which is not installed: pip install no_such_package",
-        ),
-        validation.needed_for("a picture"),
-    ):
+@pytest.mark.parametrize(("extra", "way"), [(None, "no_such_package"), ("plot", r"-e '\.\[plot\]' in a clone")])
+def test_a_missing_package_is_named_with_what_needs_it(extra, way):
+    said = f"a picture needs no_such_package, which is not installed: pip install {way}"
+    with pytest.raises(ModuleNotFoundError, match=said), validation.needed_for("a picture", extra=extra):
         importlib.import_module("no_such_package.part")

@@ -60,21 +60,24 @@ def check_probability(name: str, value: float, *, closed: bool = False) -> None:
 
 def check_count(name: str, value: int, *, at_least: int = 1, at_most: int | None = None) -> None:
     """Raises unless `value` is a whole number in the range."""
-    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not whole or value < at_least or (at_most is not None and value > at_most):
+    if not _is_whole(value) or value < at_least or (at_most is not None and value > at_most):
         rule = f"at least {at_least}" if at_most is None else f"between {at_least} and {at_most}"
         raise ValueError(f"`{name}` must be a whole number, {rule}; got {value!r}.")
 
 
 def random_generator(seed: int) -> torch.Generator:
     """A generator on the CPU with the seed, a whole number."""
-    if not isinstance(seed, (int, np.integer)) or isinstance(seed, bool):
+    if not _is_whole(seed):
         raise TypeError(f"`seed` must be a whole number; got {seed!r}.")
     return torch.Generator().manual_seed(int(seed))
 
 
+def _is_whole(value: object) -> bool:
+    return isinstance(value, (int, np.integer)) and type(value) is not bool
+
+
 def _is_finite_number(value: object) -> bool:
-    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, (int, float, np.number)) and type(value) is not bool and math.isfinite(value)
 
 
 # ----------------------------------------------------------------------------------------------------- arrays
@@ -96,13 +99,9 @@ def float_tensor(array: Array | float, *, name: str = "array") -> Tensor:
 
 
 def finite_tensor(name: str, array: Array | float, *, axes: str | None = None, infinite: bool = False) -> Tensor:
-    """The array as a floating tensor, refused when it is empty or holds NaN or infinity.
+    """The array as a floating tensor, refused when it is empty or holds NaN or, unless `infinite`, infinity.
 
-    Args:
-        name: The argument's name in errors.
-        array: The values.
-        axes: The expected axes, such as "[draw, row]"; an ellipsis, "[row, ...]", stands for any further ones.
-        infinite: Whether infinite values are meaningful here.
+    It must have the axes, such as "[draw, row]"; an ellipsis, "[row, ...]", stands for any further ones.
     """
     tensor = float_tensor(array, name=name)
     if axes is not None:
@@ -140,14 +139,9 @@ def row_values(name: str, array: Array, *, n_rows: int | None = None, infinite: 
 
 
 def matching_tensors(arrays: Mapping[str, Array], *, draws: str | None = None, infinite: bool = False) -> list[Tensor]:
-    """The arrays as finite tensors of one dtype and one shape, in order.
+    """The arrays, by argument name, as finite tensors of one dtype and one shape; that of `draws` has an axis before.
 
     Broadcasting `[row, 1]` against `[row]` would pair every row with every other, so it raises.
-
-    Args:
-        arrays: The values by argument name, the row axis first.
-        draws: The name of the array that has an axis of draws before the row axis.
-        infinite: Whether infinite values are meaningful here.
     """
     tensors = {name: finite_tensor(name, array, infinite=infinite) for name, array in arrays.items()}
     shapes = {name: tuple(tensor.shape[1:] if name == draws else tensor.shape) for name, tensor in tensors.items()}
@@ -246,23 +240,23 @@ def events(name: str, array: Array, *, n_rows: int) -> Tensor:
     return tensor.bool()
 
 
-def quote(value: object, *, max_length: int = 40) -> str:
-    """A value quoted for a message: on one line, without control characters, not too long.
+def quote(value: object) -> str:
+    """A value quoted for a message: on one line, without control characters or halves of one, not too long.
 
     Example:
         >>> quote("a" * 100)
         "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa…'"
     """
     text = str(value)
-    return repr(text if len(text) <= max_length else text[: max_length - 1] + "…")
+    return repr(text if len(text) <= 40 else text[:39] + "…")
 
 
 @contextlib.contextmanager
-def needed_for(what: str) -> Iterator[None]:
-    """A context of imports: for a package that is missing, an error that says what needs it and how to install it."""
+def needed_for(what: str, *, extra: str | None = None) -> Iterator[None]:
+    """A context of imports: an error for a missing package says what needs it and how to install it, or its extra."""
     try:
         yield
     except ModuleNotFoundError as error:
         name = str(error.name).partition(".")[0]
-        message = f"{what} needs {name}, which is not installed: pip install {name}."
-        raise ModuleNotFoundError(message, name=name) from None
+        way = f"pip install {name}" if extra is None else f"pip install -e '.[{extra}]' in a clone of dropbayes"
+        raise ModuleNotFoundError(f"{what} needs {name}, which is not installed: {way}.") from None

@@ -1,6 +1,5 @@
 """Tests of what the command line says."""
 
-import importlib
 import json
 import math
 
@@ -9,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dropbayes.app.cli.messages import bold, complain, extra, one_line, print_result
+from dropbayes.app.cli.messages import bold, complain, one_line, print_result
 from dropbayes.runtime.formatting import count, plain_number
 
 
@@ -52,12 +51,6 @@ def test_a_result_is_text_or_json_and_the_text_is_not_made_for_json(capsys):
     made = text()
     print_result({"a": 1}, made, as_json=True)
     assert json.loads(capsys.readouterr().out) == {"a": 1} and next(made)
-
-
-def test_a_missing_package_is_one_sentence_with_its_extra():
-    said = r"pyspork is not installed; it comes with the extra 'spark': pip install -e '\.\[spark\]' in a clone"
-    with pytest.raises(ImportError, match=said), extra("spark"):
-        importlib.import_module("pyspork")
 
 
 @given(st.text())

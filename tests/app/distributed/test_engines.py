@@ -79,6 +79,14 @@ def test_an_error_is_raised_and_not_tried_again(engine, tmp_path):
     assert (tmp_path / "trials").read_text() == "tried\n"
 
 
+@pytest.mark.parametrize(("name", "package"), [("ray", "ray"), ("dask", "distributed"), ("spark", "pyspark")])
+def test_an_engine_that_is_not_installed_is_told_with_its_extra(name, package, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyspark.sql" if name == "spark" else package, None)
+    said = rf"the engine {name.title()} needs {package}, .*pip install -e '\.\[{name}\]' in a clone"
+    with pytest.raises(ModuleNotFoundError, match=said):
+        list(ENGINES[name](abs, [-1], 1, None))
+
+
 def test_processes_have_no_address(predictor, models, tmp_path):
     with pytest.raises(ValueError, match="`address` must be None"):
         predict_parquet(predictor, models / "rows.parquet", tmp_path / "out", address="host:1")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -91,15 +91,3 @@ def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], *, nu
     for row in rows:
         grid.add_row(*(Text(one_line(cell)) for cell in row))
     return grid
-
-
-@contextlib.contextmanager
-def extra(name: str) -> Iterator[None]:
-    """A context whose imports are those of an extra; one that is missing is an error with the way to install it."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            f"{error.name} is not installed; it comes with the extra {name!r}: pip install -e '.[{name}]' in a clone "
-            "of dropbayes."
-        ) from None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from dropbayes.app.cli import options
-from dropbayes.app.cli.messages import bold, escaped, extra, print_result
+from dropbayes.app.cli.messages import bold, escaped, print_result
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -90,10 +90,9 @@ def predict(
     if engine is not None:
         from dropbayes.app.distributed import predict_parquet
 
-        with extra(engine):
-            n_rows = predict_parquet(
-                predictor, data, output, engine=engine, n_workers=workers, address=address, prefix=prefix
-            )
+        n_rows = predict_parquet(
+            predictor, data, output, engine=engine, n_workers=workers, address=address, prefix=prefix
+        )
         found = {"output": output, "n_rows": n_rows, "engine": engine, "n_draws": predictor.total_draws}
         print_result(found, [f"{n_rows:,} rows predicted, written to {bold(output)}"], as_json=as_json)
         return

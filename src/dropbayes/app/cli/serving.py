@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from dropbayes.app.cli import options
-from dropbayes.app.cli.messages import extra, note
+from dropbayes.app.cli.messages import note
 
 
 def serve(
@@ -39,8 +39,8 @@ def serve(
 
     SIGTERM ends it after the requests under way; SIGHUP reloads the models from their folders.
     """
-    with extra("serve"):
-        from dropbayes.app import serving
+    from dropbayes.app import serving
+
     token = None
     if token_file is not None:
         token = pathlib.Path(token_file).read_text(encoding="ascii", errors="replace").strip()

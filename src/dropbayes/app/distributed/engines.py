@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from dropbayes.app.models.predictor import Predictor
 from dropbayes.runtime.devices import cpu_threads, end_with_parent
+from dropbayes.runtime.validation import needed_for
 
 Part = TypeVar("Part")
 Make = Callable[[Part], int]
@@ -61,7 +62,7 @@ def on_processes(
         try:
             futures = {executor.submit(make, part): part for part in waiting}
             for future in as_completed(futures):
-                if not isinstance(future.exception(), BrokenProcessPool):
+                with contextlib.suppress(BrokenProcessPool):
                     yield futures[future], future.result()
         except BrokenProcessPool:  # while parts were submitted
             pass
@@ -72,8 +73,9 @@ def on_processes(
 
 
 def on_ray(make: Make[Part], parts: Sequence[Part], n_workers: int, address: str | None) -> Generator[int, None, None]:
-    """Makes the parts on a Ray cluster, so many at a time (extra `ray`)."""
-    import ray
+    """Makes the parts on a Ray cluster, so many at a time."""
+    with needed_for("the engine Ray", extra="ray"):
+        import ray
 
     started = not ray.is_initialized()
     if started:
@@ -97,12 +99,13 @@ def on_ray(make: Make[Part], parts: Sequence[Part], n_workers: int, address: str
 
 
 def on_dask(make: Make[Part], parts: Sequence[Part], n_workers: int, address: str | None) -> Generator[int, None, None]:
-    """Makes the parts on a Dask cluster (extra `dask`); one on this machine cannot be reached from elsewhere.
+    """Makes the parts on a Dask cluster; one on this machine cannot be reached from elsewhere.
 
     Dask replaces a killed worker, but not one that is killed while it starts: without any, the cluster is replaced.
     """
-    import distributed
-    from dask import config
+    with needed_for("the engine Dask", extra="dask"):
+        import distributed
+        from dask import config
 
     local = {"n_workers": n_workers, "threads_per_worker": 1, "host": "127.0.0.1", "dashboard_address": None}
 
@@ -135,8 +138,9 @@ def on_dask(make: Make[Part], parts: Sequence[Part], n_workers: int, address: st
 def on_spark(
     make: Make[Part], parts: Sequence[Part], n_workers: int, address: str | None
 ) -> Generator[int, None, None]:
-    """Makes the parts on a Spark cluster (extra `spark`, which needs Java 17); yields once all are finished."""
-    from pyspark.sql import SparkSession
+    """Makes the parts on a Spark cluster (which needs Java 17); yields once all are finished."""
+    with needed_for("the engine Spark", extra="spark"):
+        from pyspark.sql import SparkSession
 
     session = SparkSession.getActiveSession()
     started = session is None

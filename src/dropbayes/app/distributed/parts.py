@@ -7,6 +7,7 @@ costs the part it was at, which is made again.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -60,27 +61,20 @@ class Part:
                 position += batch.num_rows
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """The task of a worker: reads, predicts and writes one part. Small, and picklable."""
-
-    predictor: Predictor
-    prefix: str | None = None
-
-    def __call__(self, part: Part) -> int:
-        """Writes one part on one core, as there are as many workers; returns its number of rows."""
-        position = part.first
-        with cpu_threads(1), files.replacement(part.output) as file, contextlib.ExitStack() as stack:
-            writer = None
-            for table in part.blocks():
-                try:
-                    extended = self.predictor.add_columns(table, prefix=self.prefix)
-                except ValueError as error:
-                    raise ValueError(f"{part.source!r}, counted from its row {position}: {error}") from None
-                writer = writer or stack.enter_context(parquet.ParquetWriter(file, extended.schema))
-                writer.write_table(extended)
-                position += table.num_rows
-        return part.n_rows
+def write_part(predictor: Predictor, prefix: str | None, part: Part) -> int:
+    """Predicts and writes one part on one core, as there are as many workers; returns its number of rows."""
+    position = part.first
+    with cpu_threads(1), files.replacement(part.output) as file, contextlib.ExitStack() as stack:
+        writer = None
+        for table in part.blocks():
+            try:
+                extended = predictor.add_columns(table, prefix=prefix)
+            except ValueError as error:
+                raise ValueError(f"{part.source!r}, counted from its row {position}: {error}") from None
+            writer = writer or stack.enter_context(parquet.ParquetWriter(file, extended.schema))
+            writer.write_table(extended)
+            position += table.num_rows
+    return part.n_rows
 
 
 def predict_parquet(
@@ -134,7 +128,7 @@ def predict_parquet(
     total, rows_missing = (sum(part.n_rows for part in some) for some in (parts, missing))
     with ProgressBar("predict", total, unit="rows", initial=total - rows_missing, show=progress) as bar:
         if missing:
-            make = Prediction(predictor, prefix)
+            make = functools.partial(write_part, predictor, prefix)  # small, and picklable
             with contextlib.closing(ENGINES[engine](make, missing, workers, address)) as finished:
                 for rows in finished:
                     bar.advance(rows)

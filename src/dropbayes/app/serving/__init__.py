@@ -6,7 +6,7 @@ it would have got alone.
 
 from dropbayes.runtime.validation import needed_for
 
-with needed_for("a server"):
+with needed_for("a server", extra="serve"):
     from dropbayes.app.serving.served import Settings
     from dropbayes.app.serving.server import serve
 
