@@ -49,18 +49,14 @@ def regroup(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
         [[1, 2], [3, 4], [5]]
     """
     waiting: list[pa.Table] = []
-    count = 0
     for table in tables:
-        start = 0
-        while count + table.num_rows - start >= rows:
-            taken = rows - count
-            waiting.append(table.slice(start, taken))
-            yield pa.concat_tables(waiting)
-            waiting, count, start = [], 0, start + taken
-        if start < table.num_rows:
-            waiting.append(table.slice(start))
-            count += table.num_rows - start
-    if waiting:
+        waiting.append(table)
+        count = sum(part.num_rows for part in waiting)
+        if count >= rows:
+            joined, end = pa.concat_tables(waiting), count - count % rows
+            yield from (joined.slice(start, rows) for start in range(0, end, rows))
+            waiting = [joined.slice(end)]
+    if any(part.num_rows for part in waiting):
         yield pa.concat_tables(waiting)
 
 
@@ -83,30 +79,18 @@ def delimiter_of(text: str) -> str:
 
 
 class Source(contextlib.AbstractContextManager["Source"]):
-    """A table that is read once, from its first row to its last; a context that closes it.
+    """A table that is read once, from its first row to its last; a context that closes it."""
 
-    Attributes:
-        label: Its name in messages.
-        names: Its columns.
-        size: The last value of `position`.
-        unit: The unit of `size` and `position`: "bytes" of a CSV file, "rows" of a Parquet file.
-        delimiter: The delimiter of a CSV file.
-    """
-
-    label: str
-    names: tuple[str, ...]
-    size: int
-    unit: str = "bytes"
-    delimiter: str = ","
+    label: str  #: Its name in messages.
+    names: tuple[str, ...]  #: Its columns.
+    size: int  #: The last value of `position`.
+    position: int = 0  #: The position of the reader.
+    unit: str = "bytes"  #: The unit of `size` and `position`: "bytes" of a CSV file, "rows" of a Parquet file.
+    delimiter: str = ","  #: The delimiter of a CSV file.
 
     @abstractmethod
     def blocks(self, rows: int | None = None) -> Iterator[pa.Table]:
         """The rows in blocks of this size, or of the reader's own."""
-
-    @property
-    @abstractmethod
-    def position(self) -> int:
-        """The position of the reader."""
 
     def place(self, row: int) -> str:
         """The location of a row (counted from 0, the header not counted), in words; the table's name for -1."""
@@ -159,9 +143,9 @@ def open_table(path: str | os.PathLike[str], *, delimiter: str | None = None, en
     return _CsvSource(path, path.name, delimiter, encoding)
 
 
-def _read_whole(stream: Any) -> bytes:
+def _read_whole(stream: Any) -> pa.Buffer:
     """All bytes, read in parts: between them the interpreter handles signals."""
-    return b"".join(iter(lambda: stream.read1(_BLOCK_BYTES), b""))
+    return pa.py_buffer(b"".join(iter(lambda: stream.read1(_BLOCK_BYTES), b"")))
 
 
 def _checked_names(names: list[str], label: str) -> tuple[str, ...]:
@@ -180,20 +164,18 @@ def _checked_names(names: list[str], label: str) -> tuple[str, ...]:
 class _CsvSource(Source):
     """CSV in a file or in memory."""
 
-    def __init__(self, origin: pathlib.Path | bytes, label: str, delimiter: str | None, encoding: str | None) -> None:
+    def __init__(
+        self, origin: pathlib.Path | pa.Buffer, label: str, delimiter: str | None, encoding: str | None
+    ) -> None:
         self.label, self._origin = label, origin
         self._compression: str | None = None
         self._raw = self._open()
-        try:
-            with self._explained():
-                head = self._head(encoding)
-            self.size = self._raw.size()
-            self.delimiter = delimiter or delimiter_of(head)
-            self._raw_names, self._has_rows = self._header(head)
-            self.names = _checked_names(self._raw_names, label)
-        except BaseException:
-            self.close()
-            raise
+        with self._explained():
+            head = self._head(encoding)
+        self.size = self._raw.size()
+        self.delimiter = delimiter or delimiter_of(head)
+        self._raw_names, self._has_rows = self._header(head)
+        self.names = _checked_names(self._raw_names, label)
 
     def _head(self, encoding: str | None) -> str:
         """The beginning of the text, once its compression and its encoding are known."""
@@ -210,7 +192,7 @@ class _CsvSource(Source):
             # Arrow would call Python's decoder from a thread of its own; one that waits for the interpreter while it
             # ends aborts the process.
             try:
-                self._origin = self._open().read().decode(encoding).encode()
+                self._origin = pa.py_buffer(self._open().read().decode(encoding).encode())
             except UnicodeDecodeError as error:
                 line = error.object.count(b"\n", 0, error.start) + 1
                 raise self._bad_byte(error, encoding, line=line, n_before=0) from None
@@ -223,9 +205,7 @@ class _CsvSource(Source):
 
     def _open(self) -> pa.NativeFile:
         """The bytes from their beginning, decompressed."""
-        in_memory = isinstance(self._origin, bytes)
-        raw = pa.BufferReader(self._origin) if in_memory else pa.OSFile(os.fspath(self._origin), "rb")
-        return raw if self._compression is None else pa.CompressedInputStream(raw, self._compression)
+        return pa.input_stream(self._origin, compression=self._compression)
 
     def _text(self, errors: str = "strict") -> io.TextIOWrapper:
         return io.TextIOWrapper(self._open(), "utf-8-sig", errors=errors, newline="")
@@ -252,10 +232,6 @@ class _CsvSource(Source):
                     )
         return names, has_rows
 
-    @property
-    def position(self) -> int:
-        return self.size if self._raw.closed else self._raw.tell()
-
     def blocks(self, rows: int | None = None) -> Iterator[pa.Table]:
         return self._tables() if rows is None else regroup(self._tables(), rows)
 
@@ -263,11 +239,10 @@ class _CsvSource(Source):
         if not self._has_rows or self._raw.closed:
             return
         self._raw.seek(0)
-        compressed = self._compression is not None
         last_cell, n_rows = "", 0
         with self._explained():
             reader = arrow_csv.open_csv(
-                pa.CompressedInputStream(self._raw, self._compression) if compressed else self._raw,
+                pa.input_stream(self._raw, compression=self._compression),
                 read_options=arrow_csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
                 parse_options=arrow_csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
                 convert_options=arrow_csv.ConvertOptions(
@@ -281,6 +256,7 @@ class _CsvSource(Source):
                     raise self._undecodable()
                 n_rows += batch.num_rows
                 last_cell = batch.column(batch.num_columns - 1)[-1].as_py() if batch.num_rows else last_cell
+                self.position = self._raw.tell()
                 yield pa.Table.from_batches([batch]).rename_columns(list(self.names))
         if "\n" in last_cell:  # perhaps it was never closed, and has swallowed all rows after its first
             try:
@@ -376,7 +352,7 @@ class _ParquetSource(Source):
     def __init__(self, path: pathlib.Path) -> None:
         from pyarrow import parquet
 
-        self.label, self._row = path.name, 0
+        self.label = path.name
         try:
             self._file = parquet.ParquetFile(path, pre_buffer=False, buffer_size=_BLOCK_BYTES)  # in parts
         except pa.ArrowException as error:
@@ -384,14 +360,10 @@ class _ParquetSource(Source):
         self.size = self._file.metadata.num_rows
         self.names = _checked_names(list(self._file.schema_arrow.names), self.label)
 
-    @property
-    def position(self) -> int:
-        return self._row
-
     def blocks(self, rows: int | None = None) -> Iterator[pa.Table]:
         try:
             for batch in self._file.iter_batches(batch_size=rows or 65_536, use_threads=False):
-                self._row += batch.num_rows
+                self.position += batch.num_rows
                 yield pa.Table.from_batches([batch]).rename_columns(list(self.names))
         except (pa.ArrowException, OSError) as error:
             raise ValueError(f"{self.label} is a damaged Parquet file ({_first_sentence(error)}).") from None

@@ -151,13 +151,13 @@ def _columns(
         if rows[name].equals(rows[target]):
             left_out[name] = "a copy of the target"
             continue
-        column = role(rows[name], name, categorical=name in reading.categorical)
-        if isinstance(column, LeftOut):
-            left_out[name] = column.reason
-        elif isinstance(column, Problem):
-            problems[name] = column
-        else:
-            columns.append(column)
+        match role(rows[name], name, categorical=name in reading.categorical):
+            case LeftOut(reason=reason):
+                left_out[name] = reason
+            case Problem() as problem:
+                problems[name] = problem
+            case column:
+                columns.append(column)
     if problems:
         raise ColumnProblems(at(-1), problems)
     if not columns:
@@ -175,16 +175,18 @@ def _targets(
     """The task, the targets, which rows have one, and how its numbers are written."""
     notation = number_notation(values, tokens, decimal)
     if task is None:
-        kind = kind_of(values, at=at, missing=tokens, decimal=decimal)
-        if isinstance(kind, Problem) and kind.remedy == "ignore":  # a target cannot be left out
-            raise ValueError(f"{at(-1)}, column {quote(name)}: {kind.message}; a target is a number or a class.")
-        if isinstance(kind, Problem):
-            raise ColumnProblems(at(-1), {name: kind})
-        if kind == "date":
-            raise ValueError(f"{at(-1)}, column {quote(name)}: holds dates; a target is a number or a class.")
-        task = "regression" if kind == "number" else "classification"
-        if kind == "number" and set(labels(texts(values, tokens).drop_null().unique())) == {"0", "1"}:
-            task = "classification"  # of a flag, whose probability is wanted
+        match kind_of(values, at=at, missing=tokens, decimal=decimal):
+            case Problem(remedy="ignore", message=message):  # a target cannot be left out
+                raise ValueError(f"{at(-1)}, column {quote(name)}: {message}; a target is a number or a class.")
+            case Problem() as problem:
+                raise ColumnProblems(at(-1), {name: problem})
+            case "date":
+                raise ValueError(f"{at(-1)}, column {quote(name)}: holds dates; a target is a number or a class.")
+            case "number":
+                flag = set(labels(texts(values, tokens).drop_null().unique())) == {"0", "1"}
+                task = "classification" if flag else "regression"  # of a flag, the probability is wanted
+            case _:
+                task = "classification"
     if task == "regression":
         y: npt.NDArray[Any] = numbers(values, name, at=at, missing=tokens, notation=notation)
         present = ~np.isnan(y)
