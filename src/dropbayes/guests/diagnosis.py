@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 from torch.utils._pytree import PyTree
 
 from dropbayes.runtime.formatting import Printed, Table, count
-from dropbayes.sampling import Inputs, Sampling, Site, as_inputs, inspect
+from dropbayes.sampling import Sampling, Site, as_inputs, inspect
 from dropbayes.sampling.probes import ProbeFailed, Prober
 from dropbayes.tracing import SharedWrite
 from dropbayes.tracing.generators import names_generators
@@ -20,26 +21,16 @@ from dropbayes.tracing.views import checked_network
 class Finding:
     """One place of a network that is random, could be, or must not be switched with what is."""
 
-    path: str
-    """The name of the module."""
-    kind: str
-    """The operation, or the class of a module that does not draw."""
-    drop_prob: float | None
-    """The drop probability, if it is known."""
-    shape: str
-    """The shape of one row's mask."""
-    rows: str
-    """The axis of a batch's rows in the mask."""
-    before: str
-    """The weight layer that reads the dropped tensor."""
-    flag: str
-    """The mode of the module as it is now."""
-    in_eval: str
-    """What it does after `model.eval()`, the mode in which frameworks predict."""
-    in_train: str
-    """What it does after `model.train()`."""
-    here: str
-    """What `predict` does with it."""
+    path: str  #: The name of the module.
+    kind: str  #: The operation, or the class of a module that does not draw.
+    drop_prob: float | None  #: The drop probability, if it is known.
+    shape: str  #: The shape of one row's mask.
+    rows: str  #: The axis of a batch's rows in the mask.
+    before: str  #: The weight layer that reads the dropped tensor.
+    flag: str  #: The mode of the module as it is now.
+    in_eval: str  #: What it does after `model.eval()`, the mode in which frameworks predict.
+    in_train: str  #: What it does after `model.train()`.
+    here: str  #: What `predict` does with it.
 
 
 @dataclass(frozen=True)
@@ -86,7 +77,10 @@ def doctor(net: nn.Module, x: PyTree, *, sampling: Sampling = Sampling()) -> Dia
         profile.check_random()
     except (TypeError, ValueError, RuntimeError) as error:  # NotImplementedError is a RuntimeError
         notes.append(f"refused: {error}")
-    always = _drawing_in_evaluation(plain, inputs, sampling)
+    always: set[str] = set()  # the sites that draw in evaluation mode, too
+    with torch.inference_mode(False), torch.no_grad(), contextlib.suppress(ProbeFailed, SharedWrite):
+        prober = Prober(plain, inputs, sampling.ignored, names_generators(plain))
+        always = {site.name for site in prober(inputs.different_rows().leaves, None).recorder.sites}
     modules = dict(plain.named_modules())
     findings = [_of_site(site, modules.get(site.path, plain), site.name in always) for site in sites]
     drawing = {site.path for site in sites}
@@ -110,18 +104,10 @@ def doctor(net: nn.Module, x: PyTree, *, sampling: Sampling = Sampling()) -> Dia
 
 def _of_site(site: Site, module: nn.Module, always: bool) -> Finding:
     here = "not: ignored" if site.left_out else "sampled" if site.is_random else f"not: drop_prob is {site.drop_prob}"
-    return Finding(
-        site.path or "(network)",
-        site.kind,
-        site.drop_prob,
-        "x".join(map(str, site.shape)) or "scalar",
-        "none" if site.layout is None else f"axis {site.layout.axis}",
-        site.before or "no weight",
-        _flag(module),
-        "draws" if always else "off",
-        "draws",
-        here,
-    )
+    shape = "x".join(map(str, site.shape)) or "scalar"
+    rows = "none" if site.layout is None else f"axis {site.layout.axis}"
+    place = site.path or "(network)", site.kind, site.drop_prob, shape, rows, site.before or "no weight"
+    return Finding(*place, _flag(module), "draws" if always else "off", "draws", here)
 
 
 def _of_module(name: str, module: nn.Module, in_eval: str, in_train: str, here: str) -> Finding:
@@ -131,15 +117,3 @@ def _of_module(name: str, module: nn.Module, in_eval: str, in_train: str, here: 
 
 def _flag(module: nn.Module) -> str:
     return "train" if module.training else "eval"
-
-
-@torch.inference_mode(False)
-@torch.no_grad()
-def _drawing_in_evaluation(net: nn.Module, inputs: Inputs, sampling: Sampling) -> set[str]:
-    """The names of the sites that draw in evaluation mode, too."""
-    rows = inputs.different_rows()
-    try:
-        probe = Prober(net, inputs, sampling.ignored, names_generators(net))(rows.leaves, None)
-    except (ProbeFailed, SharedWrite):
-        return set()
-    return {site.name for site in probe.recorder.sites}
