@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from dropbayes.runtime import files
-from dropbayes.runtime.devices import end_with_parent, share_cores
+from dropbayes.runtime.devices import end_with_parent
 from dropbayes.runtime.progress import ProgressBar
 from experiments.foraging import ACTIONS, N_INPUTS, Worlds
 from experiments.record import Array, Arrays, Findings, Record, markdown_table
@@ -290,7 +290,7 @@ def _resume(worlds: Worlds, agents: Agents, path: pathlib.Path | None, stamp: st
 
 
 def _start_worker() -> None:
-    share_cores()
+    torch.set_num_threads(1)  # there are as many workers as cores
     end_with_parent()
 
 

@@ -62,7 +62,7 @@ def test_the_callers_number_of_threads_survives_an_error():
         assert torch.get_num_threads() == before
 
 
-@pytest.mark.parametrize(("n_workers", "threads"), [(None, 1), (1, 8), (2, 4), (3, 2), (20, 1)])
+@pytest.mark.parametrize(("n_workers", "threads"), [(1, 8), (2, 4), (3, 2), (20, 1)])
 def test_workers_share_the_cores(monkeypatch, n_workers, threads):
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     with cpu_threads(1):

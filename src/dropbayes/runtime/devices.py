@@ -17,18 +17,7 @@ _Result = TypeVar("_Result")
 
 
 def available_device(device: str | torch.device = "auto") -> torch.device:
-    """The device of this name, after a number was stored on it and read back.
-
-    Args:
-        device: "auto" (CUDA where there is a CUDA device, otherwise the CPU), or any device of torch.
-
-    Raises:
-        ValueError: The name is unknown to torch, or the device cannot be used on this machine.
-
-    Example:
-        >>> available_device("cpu")
-        device(type='cpu')
-    """
+    """The device of this name, after a number was stored on it and read back; "auto" is CUDA, otherwise the CPU."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -43,27 +32,21 @@ def available_device(device: str | torch.device = "auto") -> torch.device:
     return usable
 
 
-def share_cores(n_workers: int | None = None) -> None:
-    """Gives this process its share of the cores for good, so that worker processes do not compete for them.
-
-    Args:
-        n_workers: The number of workers on this machine; None for as many as cores, with one thread each.
-    """
-    n_cores = os.cpu_count() or 1
-    torch.set_num_threads(max(1, n_cores // (n_workers or n_cores)))
+def share_cores(n_workers: int) -> None:
+    """Gives this process its share of the cores for good, so that the workers of a machine do not compete for them."""
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // n_workers))
 
 
 def end_with_parent() -> None:
     """Ends this worker process by SIGTERM when its parent is gone, which a killed parent cannot do itself."""
-    parent = multiprocessing.parent_process()
+    if (parent := multiprocessing.parent_process()) is None:
+        return
 
     def follow() -> None:
-        if parent is not None:
-            parent.join()
-            os.kill(os.getpid(), signal.SIGTERM)
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
 
-    if parent is not None:
-        threading.Thread(target=follow, name="parent", daemon=True).start()
+    threading.Thread(target=follow, name="parent", daemon=True).start()
 
 
 @contextlib.contextmanager
@@ -74,10 +57,7 @@ def cpu_threads(count: int | None) -> Iterator[None]:
     other programs use the cores.
     """
     before = torch.get_num_threads()
-    if count in (None, before):
-        yield
-        return
-    torch.set_num_threads(count)
+    torch.set_num_threads(count or before)
     try:
         yield
     finally:
@@ -101,13 +81,8 @@ def capture_graph(
 ) -> tuple[torch.cuda.CUDAGraph, _Result]:
     """A CUDA graph of `call`, and the tensors that every replay fills.
 
-    Warming up and capturing leave no trace: `state` and the device's random state are restored, also when `call` cannot
-    be captured.
-
-    Args:
-        call: The work, on tensors whose addresses stay the same.
-        state: The tensors that `call` changes and that must keep their values.
-        device: The CUDA device of the work.
+    Warming up and capturing leave no trace: the tensors of `state`, which `call` changes, and the device's random state
+    are restored, also when `call` cannot be captured.
     """
     values = [tensor.detach().clone() for tensor in state]
     generator = torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import glob
 import hashlib
 import os
 import pathlib
@@ -16,12 +17,7 @@ from typing import BinaryIO
 
 
 def check_output(path: str | os.PathLike[str]) -> None:
-    """Raises unless a file can be at the path: before long work, so that its result is not lost.
-
-    Raises:
-        IsADirectoryError: `path` is a folder.
-        FileNotFoundError: Its folder does not exist.
-    """
+    """Raises OSError unless a file can be at the path: before long work, so that its result is not lost."""
     path = pathlib.Path(path)
     if path.is_dir():
         raise IsADirectoryError(f"{str(path)!r} is a folder; name a file in it.")
@@ -116,12 +112,10 @@ def _temporary(path: pathlib.Path) -> pathlib.Path:
 
 def _remove_abandoned(path: pathlib.Path) -> None:
     """Removes temporary files and folders beside `path` that are unchanged for a day: their processes were killed."""
-    beginning, length = f".{path.name}.", len(f".{path.name}.") + 16 + len(".part")
-    for entry in os.scandir(path.parent):
-        if len(entry.name) == length and entry.name.startswith(beginning) and entry.name.endswith(".part"):
-            with contextlib.suppress(OSError):
-                if time.time() - entry.stat().st_mtime > 86_400:
-                    shutil.rmtree(entry) if entry.is_dir(follow_symlinks=False) else os.unlink(entry)
+    for entry in path.parent.glob(f".{glob.escape(path.name)}.{16 * '[0-9a-f]'}.part"):
+        with contextlib.suppress(OSError):
+            if time.time() - entry.stat().st_mtime > 86_400:
+                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
 
 def write_bytes(path: str | os.PathLike[str], contents: bytes) -> None:

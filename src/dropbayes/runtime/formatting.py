@@ -13,14 +13,6 @@ from dataclasses import dataclass
 class Table:
     """A table of text: a title, the names of its columns if they have any, rows of cells, and sentences below.
 
-    Args:
-        title: The line above the table; empty for none.
-        rows: The cells of each row.
-        head: The names of the columns; empty for none.
-        align: For each column "<" or ">", the side on which its cells are flush; on the left beyond these.
-        notes: Sentences below the table.
-        rule: Whether a line is drawn below the names.
-
     Example:
         >>> print(Table("2 rows", [("rmse", "0.5"), ("mae", "0.25")], align="<>", notes=["Good."]).text())
         2 rows
@@ -32,9 +24,9 @@ class Table:
     title: str
     rows: Sequence[Sequence[str]]
     head: Sequence[str] = ()
-    align: str = ""
+    align: str = ""  # for each column "<" or ">", the side on which its cells are flush; on the left beyond these
     notes: Sequence[str] = ()
-    rule: bool = False
+    rule: bool = False  # whether a line is drawn below the names
 
     def text(self) -> str:
         """The table in characters of one width."""

@@ -19,11 +19,9 @@ class ProgressBar:
 
     Args:
         title: The name of the work.
-        total: The number of units in the work; None if unknown.
+        total: The number of units in the work, those already done in a resumed run (`initial`) included, if known.
         unit: The unit that is counted, in the plural; "bytes" are shown in kB and MB.
-        initial: The number of units already done, in a resumed run.
-        show: Whether to show a bar. By default: a bar where standard error is a terminal or belongs to a notebook,
-            otherwise one line per minute.
+        show: Whether to show a bar; by default in a terminal or notebook, otherwise one line per minute.
         delay: The seconds before a bar appears; work that is done by then shows nothing, and waits for no import.
 
     Example:
