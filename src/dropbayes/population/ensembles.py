@@ -116,26 +116,30 @@ def choose_ensemble(
     tasks = _tasks(rows, x, y, weight)
     if offset is not None:
         tasks += _tasks(rows, x, y - offset, weight, 1 if trust is None else trust)
-    folds = tasks[: len(rows)]
-    candidates = list(grid)
-    trained, density, error = _score_candidates(tasks, len(folds), candidates, n_draws, seed, settings)
+    held_out, n_folds, candidates = tuple(held for _, held in rows), len(rows), list(grid)
+    held = torch.cat(held_out)
+    trained, density, error = _score_candidates(tasks, n_folds, candidates, n_draws, seed, settings)
+    row_weight = (torch.ones(len(held)) if weight is None else torch.as_tensor(weight)[held]).to(density)
+
+    def row_mean(density: Tensor) -> Tensor:
+        return torch.where(row_weight > 0, density * row_weight, 0.0).sum(1) / row_weight.sum()
+
     if finalists:
-        best = _finalists(candidates, _row_mean(density, folds), finalists)
+        best = _finalists(candidates, row_mean(density), finalists)
         longer = [replace(candidates[number], epochs=finalist_epochs) for number in best]
-        again, more, errors = _score_candidates(tasks, len(folds), longer, n_draws, seed + len(candidates), settings)
+        again, more, errors = _score_candidates(tasks, n_folds, longer, n_draws, seed + len(candidates), settings)
         candidates, density = candidates + longer, torch.cat([density, more])
         error = None if error is None or errors is None else torch.cat([error, errors])
         trained = concatenate([trained, again])
-    log_likelihood = _row_mean(density, folds)
+    log_likelihood = row_mean(density)
     if not bool(log_likelihood.isfinite().any()):
         raise ValueError(
             "`grid` has no candidate whose training stayed finite. Lower the learning rates, and look for extreme "
             "values in x and y."
         )
-    selection = greedy_selection(density, _row_weights(folds).to(density), n_members, error)
-    chosen = select(trained, [number * len(folds) + fold for number in selection for fold in range(len(folds))])
-    precision = (chosen.precision * chosen.y_scale.square())[:: len(folds)]
-    held_out = tuple(held for _, held in rows)
+    selection = greedy_selection(density, row_weight, n_members, error)
+    chosen = select(trained, [number * n_folds + fold for number in selection for fold in range(n_folds)])
+    precision = (chosen.precision * chosen.y_scale.square())[::n_folds]
     return EnsembleChoice(
         tuple(candidates), log_likelihood.cpu(), tuple(selection), precision.cpu(), held_out, tasks, chosen
     )
@@ -166,13 +170,8 @@ def greedy_selection(log_density: Tensor, weight: Tensor, n_members: int, error:
     r"""The candidates of an ensemble, each the best addition to the equally weighted mixture of those before.
 
     For numbers, the best is that of the mixture's log-likelihood and of the mean's under Laplace noise together,
-    $-\log \sum_n w_n |e_n|$: a wide candidate that covers a few rows far off, where others fail, would ruin the mean.
-
-    Args:
-        log_density: $\log p(y_n)$ under each candidate, `[candidate, row]`.
-        weight: The weight of each row.
-        n_members: The number of members to select, with repetition.
-        error: The error of the mean of each candidate, `[candidate, row, output]`.
+    $-\log \sum_n w_n |e_n|$, from log-densities `[candidate, row]` and errors of the mean `[candidate, row, output]`: a
+    wide candidate that covers a few rows far off, where others fail, would ruin the mean.
 
     Example:
         >>> densities = torch.tensor([[0.9, 0.1], [0.1, 0.9], [0.35, 0.35]]).log()
@@ -212,30 +211,15 @@ def _score_candidates(
     return trained, by_row(density.nan_to_num(nan=-torch.inf)), None if error is None else by_row(error)
 
 
-def _row_weights(tasks: Sequence[Task]) -> Tensor:
-    rows = [task.held_out for task in tasks if task.held_out is not None]
-    return torch.cat([torch.ones(len(x)) if weight is None else weight for x, _, weight in rows])
-
-
-def _row_mean(density: Tensor, tasks: Sequence[Task]) -> Tensor:
-    weight = _row_weights(tasks).to(density)
-    return torch.where(weight > 0, density * weight, 0.0).sum(1) / weight.sum()
-
-
 # --- the folds --------------------------------------------------------------------------------------------------
 
 
 def random_folds(
     groups: Tensor, n_folds: int, *, strata: Tensor | None = None, seed: int = 0
 ) -> list[tuple[Tensor, Tensor]]:
-    """Training and held-out rows: `n_folds` disjoint folds, or a single split with a fifth of the groups held out.
+    """Training and held-out rows: `n_folds` disjoint folds of whole groups, or one split with a fifth of them held out.
 
-    Args:
-        groups: The group index of each row; the rows of a group stay together.
-        n_folds: The number of folds, at most the number of groups.
-        strata: A number for each row, such as its class; every fold gets its share of the groups of each (a group
-            counts for the number that most of its rows have).
-        seed: The seed of the random choice.
+    Every fold gets its share of the groups of each stratum (a group counts for that of most of its rows).
     """
     numbers, group = groups.unique(return_inverse=True)
     order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed))
@@ -255,18 +239,11 @@ def random_folds(
 
 
 def forward_folds(times: Tensor, n_folds: int) -> list[tuple[Tensor, Tensor]]:
-    """Splits that train on a growing past and hold out what follows (forward chaining).
-
-    Args:
-        times: The time of each row as a number; rows of one time stay together.
-        n_folds: The number of folds, less than the number of times; 1 holds out the last fifth of the times.
-    """
+    """Splits that train on a growing past and hold out the times that follow; a single one holds out the last fifth."""
     distinct = times.unique()
     if n_folds == 1:
         blocks = [distinct[-max(1, round(0.2 * len(distinct))) :]]
     else:
         blocks = list(distinct.tensor_split(min(n_folds + 1, len(distinct))))[1:]
-    held = [(times >= block[0]) & (times <= block[-1]) for block in blocks]
-    return [
-        ((times < block[0]).nonzero()[:, 0], mask.nonzero()[:, 0]) for block, mask in zip(blocks, held, strict=True)
-    ]
+    sides = [(times < block[0], (times >= block[0]) & (times <= block[-1])) for block in blocks]
+    return [(past.nonzero()[:, 0], held.nonzero()[:, 0]) for past, held in sides]

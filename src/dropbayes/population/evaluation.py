@@ -87,10 +87,19 @@ def evaluate(population: Population, rows: Any, *, n_draws: int = 1000, seed: in
         seed: The seed of the draws.
     """
     inputs, y, weight, task = _labelled_rows(population, rows)
-    groups = [
-        _stream_moments(select(population, index), inputs, y[index], n_draws, seed)
-        for index in _member_groups(population, inputs.shape[1])
-    ]
+    groups = []
+    for index in _member_groups(population, inputs.shape[1]):
+        some, moments, noise = select(population, index), Moments(), Moments()
+        log_sum = torch.full(y[index].shape[:2], -torch.inf, dtype=torch.float64, device=y.device)
+        for outputs in _chunks(some, inputs, n_draws, seed):
+            mean, variance = in_units(some, outputs)
+            moments.add(mean)
+            noise.add(variance)
+            log_sum = torch.logaddexp(log_sum, some.head.log_density(mean, variance, y[index]).logsumexp(0))
+        moments.finish()
+        noise.finish()
+        epistemic = moments.variance
+        groups.append((moments.mean, epistemic, epistemic + noise.mean, log_sum - math.log(n_draws)))
     mean, epistemic, variance, log_density = (torch.cat(values) for values in zip(*groups, strict=True))
     log_density = torch.where(population.diverged[:, None], -torch.inf, log_density)
     return Evaluation(mean, epistemic, variance, log_density, y, weight, task)
@@ -108,29 +117,10 @@ def _labelled_rows(population: Population, rows: Any) -> tuple[Tensor, Tensor, T
                 f"`rows` must have targets of the shape {(count, n_outputs)}, one per row and output; got "
                 f"{tuple(column.shape)}."
             )
-    weights = [
-        row_weights(entry[2] if len(entry) > 2 else None, n, name="weight")
-        for entry, n in zip(given, counts, strict=True)
-    ]
+    weights = [row_weights((*entry, None)[2], n, name="weight") for entry, n in zip(given, counts, strict=True)]
     task = torch.tensor([m.task if len(given) > 1 else 0 for m in population.members])
     y, weight = _pad_rows(columns), _pad_rows([w[:, None] for w in weights])[..., 0]
     return inputs, y.to(population.device)[task], weight.to(population.device)[task], task
-
-
-def _stream_moments(
-    population: Population, inputs: Tensor, y: Tensor, n_draws: int, seed: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    moments, noise = Moments(), Moments()
-    log_sum = torch.full(y.shape[:2], -torch.inf, dtype=torch.float64, device=y.device)
-    for outputs in _chunks(population, inputs, n_draws, seed):
-        mean, variance = in_units(population, outputs)
-        moments.add(mean)
-        noise.add(variance)
-        log_sum = torch.logaddexp(log_sum, population.head.log_density(mean, variance, y).logsumexp(0))
-    moments.finish()
-    noise.finish()
-    epistemic = moments.variance
-    return moments.mean, epistemic, epistemic + noise.mean, log_sum - math.log(n_draws)
 
 
 def fit_precision(
@@ -195,12 +185,10 @@ def fit_and_score(
 
 
 def _log_density(error: Tensor, log: Tensor, tau: Tensor) -> Tensor:
-    r"""$\log \tfrac1T \sum_t \mathcal N$ of each row `[member, row]` from errors `[draw, member, row, output]`.
+    r"""$\log \tfrac1T \sum_t \mathcal N$ `[member, row]` at τ `[member, output]`.
 
-    Args:
-        error: Squared errors in units of the noise variance at τ = 1.
-        log: The sum over outputs of the logarithm of the noise's inverse deviation at τ = 1, `[draw, member, row]`.
-        tau: τ, `[member, output]`.
+    From squared errors `[draw, member, row, output]` in units of the noise variance at τ = 1, and the sum over outputs
+    of the logarithm of its inverse deviation.
     """
     exponent = -0.5 * (error * tau[:, None].to(error)).sum(-1) + log
     constant = 0.5 * (tau.log() - math.log(2 * math.pi)).sum(-1, keepdim=True)

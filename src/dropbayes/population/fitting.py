@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -97,25 +96,25 @@ def train(
     )
     if start is not None:
         _continue_from(start, program)
-    n_steps = program.stack.n_steps.long().cpu()
-    run = _Run(_untrained_population(table, members, program), n_steps)
-    sizes, step = sorted(set(table.n_rows)), 0
-    with (
-        tensor_cores(device),
-        flush_denormals(),
-        _bar(progress, f"{len(members)} networks", int(n_steps.sum())) as bar,
-    ):
-        while bool(run.training.any()):
+    trained = _untrained_population(table, members, program)
+    # The steps of each member, and which members are in the stack, are on the host: nothing waits for the device.
+    n_steps, stacked, step = program.stack.n_steps.long().cpu(), torch.arange(len(members)), 0
+    title, total, sizes = f"{len(members)} networks", int(n_steps.sum()), sorted(set(table.n_rows))
+    with tensor_cores(device), flush_denormals(), contextlib.ExitStack() as own:
+        bar = progress  # a given one stays open
+        if not isinstance(bar, ProgressBar):
+            bar = own.enter_context(ProgressBar(title, total, unit="network steps", show=bar))
+        while bool((training := n_steps[stacked] > step).any()):
             chunk, first = divmod(step, randomness.STEPS_PER_CHUNK)
             if program.loaded_chunk != chunk:
                 # A CUDA device still works on the chunk before while the host draws this one.
                 program.load(chunk, randomness.chunk_of(chunk, batch_size, sizes, program.widths), first)
-            count = min(run.next_end(step), (chunk + 1) * randomness.STEPS_PER_CHUNK) - step
-            program.run(count)
-            step += count
-            bar.advance(count * int(run.training.sum()))
-            run.retire(program, step)
-    return run.trained
+            end = min(int(n_steps[stacked[training]].min()), (chunk + 1) * randomness.STEPS_PER_CHUNK)
+            program.run(end - step)
+            bar.advance((end - step) * int(training.sum()))
+            step = end
+            stacked = _retire(program, trained, stacked, n_steps[stacked] - step)
+    return trained
 
 
 def train_in_jobs(
@@ -154,13 +153,6 @@ def train_in_jobs(
     return concatenate(trained)
 
 
-def _bar(progress: bool | ProgressBar | None, title: str, total: int) -> contextlib.AbstractContextManager[ProgressBar]:
-    """A new bar, or the given one, which stays open."""
-    if isinstance(progress, ProgressBar):
-        return contextlib.nullcontext(progress)
-    return ProgressBar(title, total, unit="network steps", show=progress)
-
-
 def _check(
     tasks: Sequence[Task],
     members: Sequence[Member],
@@ -197,25 +189,6 @@ def _continue_from(start: Population, program: Program) -> None:
         target.copy_(values)
 
 
-def _decays(member: Member, keep: Sequence[float], n_rows: int, y_scale: Tensor) -> list[float]:
-    if member.precision is None:
-        return [member.weight_decay] * len(keep)
-    # Standardised targets have the precision τ·scale²; with several outputs their mean is used.
-    precision = member.precision * float(y_scale.square().mean())
-    return [
-        weight_decay(precision=precision, keep_prob=p, length_scale=member.length_scale, n_data=n_rows) for p in keep
-    ]
-
-
-def _entropy_weight(member: Member, table: Table, head: Head) -> float:
-    r"""The $1 / (N \tau)$ that weights the KL against the data term (τ = 1 where that is the log-likelihood itself)."""
-    precision = 1.0
-    if head.name == "gaussian":
-        scale = float(table.moments.y_scale[member.task].square().mean())
-        precision = _CONCRETE_PRECISION if member.precision is None else member.precision * scale
-    return 1 / (table.n_rows[member.task] * precision)
-
-
 def _program(
     table: Table,
     members: Sequence[Member],
@@ -232,12 +205,23 @@ def _program(
     widths = [table.x.shape[1], *hidden, head.width(table.n_outputs)]
     sizes = sorted(set(table.n_rows))
     rows = torch.full((len(members), max(sizes) + 1), len(table.x) - 1)
-    decays, drops, words, weights, steps, seen = [], [], [], [], [], []
+    decays, drops, words, weights, steps, seen, entropies = [], [], [], [], [], [], []
     for b, member in enumerate(members):
         n_rows = table.n_rows[member.task]
         rows[b, :n_rows] = table.first[member.task] + randomness.member_order(member.seed, n_rows)
-        drops.append(drop_probs(member, len(widths) - 1))
-        decays.append(_decays(member, [1 - p for p in drops[-1]], n_rows, table.moments.y_scale[member.task]))
+        drop = drop_probs(member, len(widths) - 1)
+        decay, precision = [member.weight_decay] * len(drop), _CONCRETE_PRECISION
+        if member.precision is not None:
+            # Standardised targets have the precision τ·scale²; with several outputs their mean is used.
+            precision = member.precision * float(table.moments["y_scale"][member.task].square().mean())
+            decay = [
+                weight_decay(precision=precision, keep_prob=1 - p, length_scale=member.length_scale, n_data=n_rows)
+                for p in drop
+            ]
+        drops.append(drop)
+        decays.append(decay)
+        # The 1/(Nτ) that weights the KL against the data term (τ = 1 where that is the log-likelihood itself).
+        entropies.append(1 / (n_rows * (precision if head.name == "gaussian" else 1.0)))
         words.append(randomness.member_words(member.seed, widths))
         seen.append(widths[0] if member.n_inputs is None else member.n_inputs)
         if not 1 <= seen[-1] <= widths[0]:
@@ -252,7 +236,7 @@ def _program(
     drop_prob, kl_scale = on_device(drops), None
     if learn_drop_prob:
         drop_prob = drop_prob.clamp(1e-3, 0.9)
-        kl_scale = on_device([_entropy_weight(m, table, head) for m in members], dtype)
+        kl_scale = on_device(entropies, dtype)
     stack = Stack(
         rows=rows.to(device),
         size_group=on_device([sizes.index(table.n_rows[m.task]) for m in members], torch.long),
@@ -279,8 +263,9 @@ def _program(
 
 
 def _untrained_population(table: Table, members: Sequence[Member], program: Program) -> Population:
-    device, tasks, standard = program.vector.device, torch.tensor([m.task for m in members]), table.moments
-    y_scale = standard.y_scale[tasks].to(device)
+    device, tasks = program.vector.device, torch.tensor([m.task for m in members])
+    moments = {name: values[tasks].to(device) for name, values in table.moments.items()}
+    y_scale = moments["y_scale"]
     given = y_scale.new_tensor([float("nan") if m.precision is None else m.precision for m in members])
     return Population(
         members=tuple(members),
@@ -288,10 +273,7 @@ def _untrained_population(table: Table, members: Sequence[Member], program: Prog
         biases=tuple(b.clone() for b in program.biases),
         drop_prob=program.drop_prob.clone(),
         precision=torch.where(given.isnan()[:, None], y_scale**-2, given[:, None]),
-        x_mean=standard.x_mean[tasks].to(device),
-        x_scale=standard.x_scale[tasks].to(device),
-        y_mean=standard.y_mean[tasks].to(device),
-        y_scale=y_scale,
+        **moments,
         epochs=torch.tensor([m.epochs for m in members], device=device),
         diverged=torch.zeros(len(members), dtype=torch.bool, device=device),
         head=program.head,
@@ -299,43 +281,23 @@ def _untrained_population(table: Table, members: Sequence[Member], program: Prog
     )
 
 
-@dataclass(eq=False)
-class _Run:
-    """The results so far, and the members in training; held on the host to avoid device synchronisation."""
+def _retire(program: Program, trained: Population, stacked: Tensor, left: Tensor) -> Tensor:
+    """Stores the members that have no step left, and shrinks the stack when enough of it is idle; who is in it then.
 
-    trained: Population
-    n_steps: Tensor
-    stacked: Tensor = field(init=False)  # the member at each index of the stack
-    training: Tensor = field(init=False)
-
-    def __post_init__(self) -> None:
-        n = len(self.trained)
-        self.stacked, self.training = torch.arange(n), torch.ones(n, dtype=torch.bool)
-
-    def next_end(self, step: int) -> int:
-        """The first step at which a member in training finishes."""
-        return int(self.n_steps[self.training & (self.n_steps > step)].min())
-
-    def _store(self, program: Program, where: Tensor) -> None:
-        """Copies the parameters at the marked indices that are finite; the others are marked as diverged."""
+    Members whose parameters are not finite are marked as diverged instead.
+    """
+    done, training = left == 0, left > 0
+    if bool(done.any()):
         sound = [(p.flatten(1).abs() < _MAX_WEIGHT).all(1) for p in program.parameters]
         finite = torch.stack(sound).all(0).cpu()
-        self.trained.diverged[self.stacked[where & ~finite]] = True
-        where = where & finite
-        members, source = self.stacked[where].to(self.trained.device), where.to(self.trained.device)
-        for target, values in zip(
-            (*self.trained.weights, *self.trained.biases), (*program.weights, *program.biases), strict=True
-        ):
-            target[members] = values[source]
-        self.trained.drop_prob[members] = program.drop_prob[source]
-
-    def retire(self, program: Program, step: int) -> None:
-        """Stores the members that have made their last step, and shrinks the stack when enough of it is idle."""
-        done = self.training[self.stacked] & (self.n_steps[self.stacked] <= step)
-        if done.any():
-            self._store(program, done)
-        self.training[self.stacked[done]] = False
-        training = self.training[self.stacked]
-        if 0 < int(training.sum()) <= (1 - _IDLE_SHARE) * len(training):
-            self.stacked = self.stacked[training]
-            program.keep(training.nonzero()[:, 0].to(self.trained.device))
+        trained.diverged[stacked[done & ~finite]] = True
+        done = done & finite
+        members, source = stacked[done].to(trained.device), done.to(trained.device)
+        targets, values = (*trained.weights, *trained.biases), (*program.weights, *program.biases)
+        for target, value in zip(targets, values, strict=True):
+            target[members] = value[source]
+        trained.drop_prob[members] = program.drop_prob[source]
+    if 0 < int(training.sum()) <= (1 - _IDLE_SHARE) * len(training):
+        program.keep(training.nonzero()[:, 0].to(trained.device))
+        return stacked[training]
+    return stacked

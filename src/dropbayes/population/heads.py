@@ -50,14 +50,7 @@ class Head(ABC):
 
     @abstractmethod
     def in_units(self, output: Tensor, shift: Tensor, scale: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """The conditional mean and variance in the units of y.
-
-        Args:
-            output: The last layer's values.
-            shift: The mean of y.
-            scale: The scale of y.
-            noise: The variance τ⁻¹ in the units of y.
-        """
+        """The conditional mean and variance in the units of y, of mean `shift` and noise variance τ⁻¹ `noise`."""
 
     def log_density(self, mean: Tensor, variance: Tensor, y: Tensor) -> Tensor:
         r"""$\log p(\mathbf y \mid \widehat{\mathbf y})$ of each row, over all outputs, in the units of y."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from dropbayes.population import randomness
 from dropbayes.population.heads import Head
@@ -22,40 +22,21 @@ _HAS_MKL = torch.backends.mkl.is_available()
 
 @dataclass(frozen=True, eq=False)
 class Stack:
-    """The per-member settings of the members in training; axis 0 is the member.
+    """The per-member settings of the members in training; axis 0 is the member."""
 
-    Attributes:
-        rows: The row indices of each member's task, in the member's order, padded with the empty row.
-        size_group: The index of each member's task size among the distinct sizes.
-        drop_prob: `[member, layer]`.
-        weight_decay: λ of each layer, `[member, layer]`.
-        learning_rate: The initial learning rate of Adam.
-        n_steps: The length of the schedule.
-        n_inputs: The number of leading inputs that each member sees.
-        kl_scale: The weight of the KL against the data term if drop probabilities are learned, otherwise None.
-        member_words: One word for each unit before each weight layer, combined with the step's words.
-    """
-
-    rows: Tensor
-    size_group: Tensor
-    drop_prob: Tensor
-    weight_decay: Tensor
-    learning_rate: Tensor
-    n_steps: Tensor
-    n_inputs: Tensor
-    kl_scale: Tensor | None
-    member_words: tuple[Tensor, ...]
+    rows: Tensor  # the row indices of the member's task, in the member's order, padded with the empty row
+    size_group: Tensor  # the index of its task's size among the distinct sizes
+    drop_prob: Tensor  # [member, layer]
+    weight_decay: Tensor  # λ of each layer, [member, layer]
+    learning_rate: Tensor  # the initial one
+    n_steps: Tensor  # the length of the schedule
+    n_inputs: Tensor  # the number of leading inputs that it sees
+    kl_scale: Tensor | None  # the weight of the KL against the data term if drop probabilities are learned
+    member_words: tuple[Tensor, ...]  # one for each unit before each weight layer, combined with the step's words
 
     def select(self, index: Tensor) -> Stack:
         """The members with these indices."""
-        chosen: dict[str, Any] = {}
-        for entry in fields(self):
-            values = getattr(self, entry.name)
-            if isinstance(values, tuple):
-                chosen[entry.name] = tuple(words[index] for words in values)
-            elif values is not None:
-                chosen[entry.name] = values[index].contiguous()
-        return replace(self, **chosen)
+        return Stack(**tree_map_only(Tensor, lambda values: values[index], vars(self)))
 
 
 def forward(
@@ -81,16 +62,8 @@ class Program:
 
     A step reads its batch positions and random words in the current chunk from tensors at fixed addresses,
     so on a CUDA device it is captured once as a graph and replayed. All parameters lie in one vector, so that Adam
-    passes over them once, however many layers there are.
-
-    Attributes:
-        vector: All parameters: weights, biases and, if learned, logits of the drop probabilities.
-        parameters: Its parts, as views: weights `[member, in, out]`, biases `[member, 1, out]`, logits.
-        first, second: Adam's moments of `vector`.
-        betas: Their decay rates.
-        step_in_chunk: The index of the current step in the loaded chunk.
-        has_dropout: For each weight layer, whether any member drops units before it.
-        is_scaled: Whether any weight is scaled in a step: divided by its keep probability, or multiplied by zero.
+    passes over them once, however many layers there are: weights `[member, in, out]`, biases `[member, 1, out]` and,
+    if learned, logits of the drop probabilities; `parameters` are views of them, `first` and `second` Adam's moments.
     """
 
     def __init__(
@@ -107,9 +80,8 @@ class Program:
         n_sizes: int,
         betas: tuple[float, float] = ADAM_BETAS,
     ) -> None:
-        self.data, self.head, self.activation, self.schedule = data, head, activation, schedule
-        self.betas = betas
-        self.batch_size, self.n_sizes = batch_size, n_sizes
+        self.data, self.head, self.activation, self.schedule, self.betas = data, head, activation, schedule, betas
+        self.batch_size, self.n_sizes, self.n_layers = batch_size, n_sizes, len(weights)
         self.widths = [weight.shape[1] for weight in weights] + [weights[-1].shape[2]]
         logits = [] if stack.kl_scale is None else [torch.logit(stack.drop_prob).to(weights[0].dtype)]
         self._lay_out(stack, [*weights, *biases, *logits])
@@ -124,6 +96,7 @@ class Program:
         self.weights = self.parameters[: self.n_layers]
         self.biases = self.parameters[self.n_layers : 2 * self.n_layers]
         self._scaled_parameters = self.views(self._scaled)
+        # Whether any member drops units before each weight layer.
         self.has_dropout = [stack.kl_scale is not None or bool(p.any()) for p in stack.drop_prob.T]
         device, dtype, n_members, n_layers = self.vector.device, self.vector.dtype, len(stack.rows), self.n_layers
         chunk, batch = randomness.STEPS_PER_CHUNK, self.batch_size
@@ -160,11 +133,6 @@ class Program:
 
     # --- the parameters -------------------------------------------------------------------------------------------
 
-    @property
-    def n_layers(self) -> int:
-        """The number of weight layers."""
-        return len(self.widths) - 1
-
     def views(self, vector: Tensor) -> list[Tensor]:
         """A vector of the parameters' length as weights, biases and, if learned, logits."""
         sizes = [math.prod(shape) for shape in self.shapes]
@@ -190,23 +158,19 @@ class Program:
             target.copy_(values)
         below = randomness.thresholds(self.stack.drop_prob.T, self.dithers[..., None])
         self.thresholds.copy_(below[..., None, None])
-        rates, epsilons = self._adam_rates(chunk * randomness.STEPS_PER_CHUNK)
-        self.rates.copy_(rates)
-        self.epsilons.copy_(epsilons)
-        self.step_in_chunk.fill_(first_step)
-        self._step = first_step
-        self.loaded_chunk = chunk
-
-    def _adam_rates(self, first: int) -> tuple[Tensor, Tensor]:
-        """The learning rates `[step, member]` and epsilons `[step]` of a chunk of steps."""
-        beta1, beta2 = self.betas
-        number = first + torch.arange(randomness.STEPS_PER_CHUNK, dtype=torch.float64, device=self.vector.device)
+        steps = torch.arange(randomness.STEPS_PER_CHUNK, dtype=torch.float64, device=self.vector.device)
+        number = chunk * randomness.STEPS_PER_CHUNK + steps
         rate = self.stack.learning_rate.expand(len(number), -1)
         if self.schedule == "cosine":
             rate = rate * 0.5 * (1 + torch.cos(math.pi * (number[:, None] / self.stack.n_steps).clamp(max=1)))
         # Both moments' bias corrections, as in the second form of Kingma and Ba's algorithm.
+        beta1, beta2 = self.betas
         root = (1 - beta2 ** (number + 1)).sqrt()
-        return rate * (root / (1 - beta1 ** (number + 1)))[:, None], ADAM_EPSILON * root
+        self.rates.copy_(rate * (root / (1 - beta1 ** (number + 1)))[:, None])
+        self.epsilons.copy_(ADAM_EPSILON * root)
+        self.step_in_chunk.fill_(first_step)
+        self._step = first_step
+        self.loaded_chunk = chunk
 
     def run(self, steps: int) -> None:
         """Advances every member by a number of steps within the loaded chunk."""

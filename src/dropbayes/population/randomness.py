@@ -66,19 +66,6 @@ def member_order(seed: int, n_rows: int) -> Tensor:
     return torch.randperm(n_rows, generator=generator(Stream.MEMBER_ORDER, seed))
 
 
-def shared_words(chunk: int, batch_size: int, widths: Sequence[int]) -> list[Tensor]:
-    """The shared words of one chunk of steps, `[step, row, unit]` for each weight layer."""
-    return [
-        words((STEPS_PER_CHUNK, batch_size, width), generator(Stream.SHARED_WORDS, chunk, layer))
-        for layer, width in enumerate(widths[:-1])
-    ]
-
-
-def dithers(chunk: int, n_layers: int) -> Tensor:
-    """The uniform thresholds' dithers of one chunk of steps, `[step, layer]`."""
-    return torch.rand(STEPS_PER_CHUNK, n_layers, generator=generator(Stream.DITHERS, chunk), dtype=torch.float64)
-
-
 @lru_cache(maxsize=8)  # an order of a million rows is 8 MB
 def _epoch_order(n_rows: int, epoch: int) -> Tensor:
     return torch.randperm(n_rows, generator=generator(Stream.EPOCH_ORDER, n_rows, epoch))
@@ -92,11 +79,7 @@ def steps_per_epoch(n_rows: int, batch_size: int) -> int:
 def batches(chunk: int, batch_size: int, sizes: Sequence[int], padding: int) -> tuple[Tensor, Tensor]:
     """Positions of each step's rows in a member's own order, `[step, size, row]`, and the numbers of true rows.
 
-    Args:
-        chunk: The index of the chunk of steps.
-        batch_size: The number of rows per batch.
-        sizes: The distinct numbers of rows of the tasks.
-        padding: The position that fills an epoch's last, smaller batch.
+    There is one order for each distinct number of rows; `padding` fills an epoch's last, smaller batch.
     """
     first = chunk * STEPS_PER_CHUNK
     positions, counts = [], []
@@ -114,6 +97,11 @@ def batches(chunk: int, batch_size: int, sizes: Sequence[int], padding: int) -> 
 
 
 def chunk_of(chunk: int, batch_size: int, sizes: Sequence[int], widths: Sequence[int]) -> list[Tensor]:
-    """Dithers, batch positions, row counts and mask words of one chunk of steps."""
-    positions, counts = batches(chunk, batch_size, sizes, max(sizes))
-    return [dithers(chunk, len(widths) - 1), positions, counts, *shared_words(chunk, batch_size, widths)]
+    """The dithers `[step, layer]`, positions, row counts and words `[step, row, unit]` by layer of a chunk of steps."""
+    source = generator(Stream.DITHERS, chunk)
+    dithers = torch.rand(STEPS_PER_CHUNK, len(widths) - 1, generator=source, dtype=torch.float64)
+    shared = [
+        words((STEPS_PER_CHUNK, batch_size, width), generator(Stream.SHARED_WORDS, chunk, layer))
+        for layer, width in enumerate(widths[:-1])
+    ]
+    return [dithers, *batches(chunk, batch_size, sizes, max(sizes)), *shared]

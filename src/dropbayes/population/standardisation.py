@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,37 +15,20 @@ from dropbayes.runtime.validation import row_weights
 
 # A column whose deviation is this small relative to its mean varies by rounding errors only.
 _CONSTANT = 1e-10
-
-
-@dataclass(frozen=True, eq=False)
-class Moments:
-    """The centres and scales of inputs and targets: `[feature]` and `[output]`, or with a task axis before."""
-
-    x_mean: Tensor
-    x_scale: Tensor
-    y_mean: Tensor
-    y_scale: Tensor
+MOMENTS = ("x_mean", "x_scale", "y_mean", "y_scale")
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """The concatenated standardised training rows of all tasks, followed by one padding row of weight 0.
-
-    Attributes:
-        x, y, weight: The rows; weights have mean 1 in each task.
-        first: The index of each task's first row.
-        n_rows: The number of rows of each task.
-        moments: The standardisation, one entry per task.
-        n_outputs: The number of outputs, or of classes.
-    """
+    """The concatenated standardised training rows of all tasks, followed by one padding row of weight 0."""
 
     x: Tensor
     y: Tensor
-    weight: Tensor
-    first: list[int]
-    n_rows: list[int]
-    moments: Moments
-    n_outputs: int
+    weight: Tensor  # with mean 1 in each task
+    first: list[int]  # the index of each task's first row
+    n_rows: list[int]  # of each task
+    n_outputs: int  # or classes
+    moments: dict[str, Tensor]  # the standardisation, by the names of `MOMENTS`, one entry per task
 
 
 def moments(values: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,16 +47,6 @@ def moments(values: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return mean * unit, torch.where(constant, 1.0, scale * unit)
 
 
-def _task_columns(task: Task, number: int, head: Head) -> tuple[Tensor, Tensor, Tensor]:
-    x, y = torch.as_tensor(task.x).double(), head.columns(task.y)
-    if x.dim() != 2 or len(x) != len(y) or not len(x):
-        raise ValueError(
-            f"`tasks` must hold x [row, feature] and y with as many rows, at least one; task {number} has x "
-            f"{tuple(x.shape)} and y {tuple(y.shape)}."
-        )
-    return x, y, row_weights(task.weight, len(x), name="weight")
-
-
 def stacked_table(
     tasks: Sequence[Task],
     head: Head,
@@ -90,31 +63,40 @@ def stacked_table(
             "`tasks` of one population must share their numbers of features and outputs; got "
             f"{sorted(widths)}. Train one population for each."
         )
-    if start is not None and start.x_mean.shape[1] != columns[0][0].shape[1]:
-        raise ValueError(
-            f"`start` holds networks of {start.x_mean.shape[1]} features; the tasks have {columns[0][0].shape[1]}."
-        )
-    standard = []
+    n_features = columns[0][0].shape[1]
+    if start is not None and start.x_mean.shape[1] != n_features:
+        raise ValueError(f"`start` holds networks of {start.x_mean.shape[1]} features; the tasks have {n_features}.")
+    rows, standard = [], []
     for number, (x, y, weight) in enumerate(columns):
         if start is None:
             neutral = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
-            standard.append(Moments(*moments(x, weight), *(moments(y, weight) if head.has_noise else neutral)))
+            own = [*moments(x, weight), *(moments(y, weight) if head.has_noise else neutral)]
         else:
             member = next((i for i, m in enumerate(start.members) if m.task == number), 0)  # no member: any will do
-            standard.append(Moments(*(getattr(start, one.name)[member].cpu() for one in fields(Moments))))
-    xs = [((x - m.x_mean) / m.x_scale).to(dtype) for (x, _, _), m in zip(columns, standard, strict=True)]
-    ys = [y for _, y, _ in columns]
-    n_outputs = max(head.n_outputs(y) for y in ys)
-    if head.has_noise:
-        ys = [((y - m.y_mean) / m.y_scale).to(dtype) for y, m in zip(ys, standard, strict=True)]
-    weights = [(weight / weight.mean()).to(dtype) for _, _, weight in columns]
-    n_rows = [len(x) for x in xs]
+            own = [getattr(start, name)[member].cpu() for name in MOMENTS]
+        x_mean, x_scale, y_mean, y_scale = own
+        y = ((y - y_mean) / y_scale).to(dtype) if head.has_noise else y
+        rows.append((((x - x_mean) / x_scale).to(dtype), y, (weight / weight.mean()).to(dtype)))
+        standard.append(own)
+    n_rows = [len(x) for x, _, _ in columns]
+    n_outputs = max(head.n_outputs(y) for _, y, _ in columns)
+    x, y, weight = (torch.cat([*parts, torch.zeros_like(parts[0][:1])]) for parts in zip(*rows, strict=True))
     return Table(
-        x=torch.cat([*xs, xs[0].new_zeros(1, xs[0].shape[1])]),
-        y=torch.cat([*ys, ys[0].new_zeros(1, ys[0].shape[1])]),
-        weight=torch.cat([*weights, weights[0].new_zeros(1)]),
+        x,
+        y,
+        weight,
         first=[0, *itertools.accumulate(n_rows)][:-1],
         n_rows=n_rows,
-        moments=Moments(*(torch.stack([getattr(m, one.name) for m in standard]) for one in fields(Moments))),
         n_outputs=n_outputs if n_classes is None or head.has_noise else n_classes,
+        moments={name: torch.stack(values) for name, values in zip(MOMENTS, zip(*standard, strict=True), strict=True)},
     )
+
+
+def _task_columns(task: Task, number: int, head: Head) -> tuple[Tensor, Tensor, Tensor]:
+    x, y = torch.as_tensor(task.x).double(), head.columns(task.y)
+    if x.dim() != 2 or len(x) != len(y) or not len(x):
+        raise ValueError(
+            f"`tasks` must hold x [row, feature] and y with as many rows, at least one; task {number} has x "
+            f"{tuple(x.shape)} and y {tuple(y.shape)}."
+        )
+    return x, y, row_weights(task.weight, len(x), name="weight")
