@@ -9,6 +9,7 @@ from torch import nn
 from dropbayes.layers import Prior
 from dropbayes.likelihoods import Categorical, Gaussian
 from dropbayes.training import Objective, Optimization, fit
+from dropbayes.training.optimization import borrowed
 from dropbayes.training.steps import ModelNoise
 
 
@@ -52,7 +53,7 @@ def test_every_output_learns_a_precision_of_its_own(tmp_path):
 def test_the_logarithm_of_the_precision_never_decays():
     noise = ModelNoise(Gaussian(17.0), True, torch.device("cpu"))
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1, weight_decay=1.0)
-    with noise.precision_group(optimizer) as trained:
+    with borrowed(optimizer, noise.log_precision) as (trained, _):
         noise.log_precision.grad = torch.zeros(())
         for _ in range(20):
             trained.step()

@@ -22,16 +22,10 @@ from dropbayes.runtime.progress import ProgressBar
 from dropbayes.runtime.validation import check_count
 from dropbayes.training import checkpoints
 from dropbayes.training.checkpoints import Checkpoint, History, Run
-from dropbayes.training.objective import Objective
-from dropbayes.training.optimization import (
-    EarlyStopping,
-    Optimization,
-    held_out_score,
-    optimizer_settings,
-    restore_rates,
-)
+from dropbayes.training.objective import Objective, divergence_of
+from dropbayes.training.optimization import EarlyStopping, Optimization, borrowed, held_out_score
 from dropbayes.training.rows import Rows, training_rows
-from dropbayes.training.steps import GRAPH_PARAMETERS, ModelNoise, Step, batch_loss, run_epoch
+from dropbayes.training.steps import GRAPH_PARAMETERS, ModelNoise, Step, run_epoch
 
 
 @dataclass(frozen=True)
@@ -120,8 +114,7 @@ def fit(
     noise = ModelNoise(likelihood, objective.learn_precision, target)
     with (
         _on_device(net, target),
-        noise.precision_group(optimization.optimizer_of(net)) as trained,
-        restore_rates(trained) as (optimizer, base_rates),
+        borrowed(optimization.optimizer_of(net), noise.log_precision) as (optimizer, base_rates),
     ):
         _check_targets(net, rows, likelihood)
         _check_targets(net, judged, likelihood)
@@ -129,27 +122,19 @@ def fit(
         size = sum(parameter.numel() for parameter in net.parameters())
         step = Step(
             net,
-            batch_loss(net, noise.likelihood, prior, kept, rows.n_data, objective.alpha),
+            noise.likelihood,
+            divergence_of(net, prior=prior, keep_probs=kept),
+            rows.n_data,
+            objective.alpha,
             scale=1 / float(torch.as_tensor(likelihood.precision).mean()) if isinstance(likelihood, Gaussian) else 1.0,
             graphed=target.type == "cuda" and size <= GRAPH_PARAMETERS and not objective.learn_precision,
-            n_draws=10 if objective.alpha else 1,  # as in Li and Gal (2017)
         )
         identity = ""
         if file is not None:
-            settings = {
-                "net": net,
-                "rows": rows.identity(),
-                "held_out": judged and judged.identity(),
-                "likelihood": likelihood,
-                "prior": prior,
-                "objective": objective,
-                "batch_size": batch_size,
-                "stopping": (stopping.patience, stopping.n_draws),
-                "seed": seed,
-                "optimizer": optimizer_settings(optimizer),
-                "schedule": optimization.schedule,
-            }
-            identity = checkpoints.fingerprint_of(settings)
+            groups = [{**group, "params": len(group["params"])} for group in optimizer.param_groups]
+            data = (rows.identity, judged and judged.identity, batch_size, seed)
+            model = (net, likelihood, prior, objective, stopping.patience, stopping.n_draws)
+            identity = checkpoints.fingerprint_of((data, model, type(optimizer), groups, optimization.schedule))
         run = checkpoints.load(None if file is None else file.path, net, optimizer, fingerprint=identity, epochs=epochs)
         noise.restore(run.history.precision)
         with ProgressBar("fit", epochs, unit="epochs", initial=len(run.history.loss), show=progress) as bar:
@@ -169,8 +154,8 @@ def fit(
                 score = None
                 if judged is not None:
                     score = held_out_score(net, judged, noise.likelihood(), stopping.n_draws, seed, epoch)
-                run = replace(run, history=replace(run.history, precision=[*run.history.precision, *noise.values()]))
-                run = _with_epoch(run, net, loss, score, optimizer.param_groups[0]["lr"], stopping.patience)
+                rate = optimizer.param_groups[0]["lr"]
+                run = _with_epoch(run, net, loss, score, rate, noise.values(), stopping.patience)
                 stop = [callback(Progress(epoch + 1, net, run.history)) for callback in callbacks]
                 if is_read:
                     net.train()
@@ -220,22 +205,24 @@ def _traced_keep_probs(net: nn.Module, rows: Rows) -> KeepProbs | None:
         return None
 
 
-def _with_epoch(run: Run, net: nn.Module, loss: float, score: float | None, rate: float, patience: int) -> Run:
+def _with_epoch(
+    run: Run, net: nn.Module, loss: float, score: float | None, rate: float, precision: list[Any], patience: int
+) -> Run:
     """The run with one more epoch."""
-    history = replace(
-        run.history,
-        loss=[*run.history.loss, loss],
-        learning_rate=[*run.history.learning_rate, rate],
-        best_epoch=len(run.history.loss) + 1,
+    before = run.history
+    is_best = score is None or score > run.best_score
+    waited = 0 if is_best else run.waited + 1
+    history = History(
+        loss=[*before.loss, loss],
+        log_likelihood=before.log_likelihood if score is None else [*before.log_likelihood, score],
+        learning_rate=[*before.learning_rate, rate],
+        precision=[*before.precision, *precision],
+        best_epoch=len(before.loss) + 1 if is_best else before.best_epoch,
+        stopped="patience" if waited >= patience else "",
     )
-    if score is None:
-        return replace(run, history=history)
-    history = replace(history, log_likelihood=[*history.log_likelihood, score])
-    if score > run.best_score:
-        return replace(run, history=history, best=_state_copy(net), best_score=score, waited=0)
-    stopped = "patience" if run.waited + 1 >= patience else ""
-    history = replace(history, best_epoch=run.history.best_epoch, stopped=stopped)
-    return replace(run, history=history, waited=run.waited + 1)
+    if score is not None and is_best:
+        run = replace(run, best=_state_copy(net), best_score=score)
+    return replace(run, history=history, waited=waited)
 
 
 def _state_copy(net: nn.Module) -> dict[str, Tensor]:

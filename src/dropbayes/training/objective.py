@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from dropbayes.layers import (
     Bernoulli,
-    Decay,
     Prior,
     decays,
     input_layers,
@@ -75,7 +74,8 @@ def divergence_of(
         raise ValueError("`net` must have a weight layer to put the prior on; got a network without one.")
     first = input_layers(net, prior, keep_probs) if others else frozenset()
     layer_terms = [functools.partial(layer.kl, prior, name=name, first=name in first) for name, layer in others]
-    layer_terms += [functools.partial(_divergence_from_density, d) for d in decaying if d.density is not None]
+    # A bias that is a point, or dropped, under a prior that is not Gaussian.
+    dense = [(d, d.density) for d in decaying if d.density is not None]
     decaying = [d for d in decaying if d.density is None]
     learned = [d for d in decaying if isinstance(d.length_scale, Tensor)]
     fixed = [(0.5 * d.coefficient, d) for d in decaying if not isinstance(d.length_scale, Tensor)]
@@ -86,6 +86,9 @@ def divergence_of(
         # Host numbers are scalar factors, never tensors: a CUDA graph cannot capture a copy to the device.
         squares = [(half, in_full_precision(d.value).flatten()) for half, d in fixed]
         terms = [term() for term in layer_terms]
+        for d, density in dense:
+            active = in_full_precision(d.value)[:, None] / d.keep_prob
+            terms.append(kl_from_density(Bernoulli(active, d.keep_prob), density))
         terms += [0.5 * d.coefficient * in_full_precision(d.value).square().sum() + d.constant for d in learned]
         terms += [half * (value @ value) for half, value in squares]
         if terms:
@@ -93,13 +96,6 @@ def divergence_of(
         return in_full_precision(next(net.parameters())).new_tensor(constant)
 
     return divergence
-
-
-def _divergence_from_density(decay: Decay) -> Tensor:
-    """The divergence of a bias that is a point, or dropped, from a prior that is not Gaussian."""
-    assert decay.density is not None
-    active = in_full_precision(decay.value)[:, None] / decay.keep_prob
-    return kl_from_density(Bernoulli(active, decay.keep_prob), decay.density)
 
 
 def negative_elbo(

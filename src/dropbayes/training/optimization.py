@@ -92,20 +92,20 @@ class Optimization:
 
 
 @contextlib.contextmanager
-def restore_rates(optimizer: torch.optim.Optimizer) -> Iterator[tuple[torch.optim.Optimizer, list[float]]]:
-    """Yields the optimiser and its base learning rates, which are restored at the end."""
+def borrowed(
+    optimizer: torch.optim.Optimizer, log_precision: nn.Parameter | None
+) -> Iterator[tuple[torch.optim.Optimizer, list[float]]]:
+    """Yields the optimiser and its base learning rates, with a group for the precision; all is as before at the end."""
+    if log_precision is not None:
+        optimizer.add_param_group({"params": [log_precision], "weight_decay": 0.0})
     rates = [group["lr"] for group in optimizer.param_groups]
     try:
         yield optimizer, rates
     finally:
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
-
-
-def optimizer_settings(optimizer: torch.optim.Optimizer) -> Any:
-    """The optimiser's class and settings, without its parameters and state."""
-    groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
-    return type(optimizer), groups, [len(group["params"]) for group in optimizer.param_groups]
+        if log_precision is not None:
+            optimizer.param_groups.pop()
 
 
 @dataclass(frozen=True, eq=False)

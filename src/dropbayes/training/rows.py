@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -65,39 +64,20 @@ class Batch:
         return Batch(self.inputs.with_tensors(Tensor.clone), self.y.clone(), weight)
 
 
-class Rows(ABC):
-    """Training or held-out rows."""
-
-    n_rows: int
-    n_data: float  # the N of the objective: the sum of the weights
-    n_batches: int  # of an epoch
-
-    @abstractmethod
-    def epoch(self) -> Iterator[Batch]:
-        """The batches of one epoch, shuffled by torch's random state."""
-
-    @abstractmethod
-    def pass_through(self) -> Iterator[Batch]:
-        """All rows once."""
-
-    @abstractmethod
-    def identity(self) -> Any:
-        """The identity of these rows: every value if they are in memory."""
-
-
-class TensorRows(Rows):
-    """Rows held in memory, on the device when they fit there."""
+class TensorRows:
+    """Rows held in memory, on the device when they fit there; N is the sum of their weights."""
 
     def __init__(self, inputs: Inputs, y: Tensor, weight: Tensor | None, device: torch.device, batch_size: int) -> None:
         self.n_rows, self.device, self.batch_size = len(y), device, batch_size
         self.n_data = float(len(y)) if weight is None else float(weight.sum())
         self.n_batches = math.ceil(self.n_rows / batch_size)
-        self._identity = (inputs.leaves, y, weight)
+        self.identity: Any = (inputs.leaves, y, weight)
         resident = sum(tensor.nbytes for tensor in (*inputs.tensors, y)) <= _RESIDENT_BYTES
         self.inputs, self.y = (inputs.to(device), y.to(device)) if resident else (inputs, y)
         self.weight = None if weight is None else (weight / weight.mean()).to(device, torch.float32)
 
     def epoch(self) -> Iterator[Batch]:
+        """The batches of one epoch, shuffled by torch's random state."""
         # Copied once: every copy from the host waits for the device.
         for index in torch.randperm(self.n_rows).to(self.y.device).split(self.batch_size):
             weight = None if self.weight is None else self.weight[index.to(self.device)]
@@ -106,13 +86,11 @@ class TensorRows(Rows):
             yield Batch(rows.to(self.device), self.y[index].to(self.device), weight)
 
     def pass_through(self) -> Iterator[Batch]:
+        """All rows once."""
         yield Batch(self.inputs.to(self.device), self.y.to(self.device), self.weight)
 
-    def identity(self) -> Any:
-        return self._identity
 
-
-class LoadedRows(Rows):
+class LoadedRows:
     """Rows that a DataLoader of pairs (input, target) reads, for data beyond memory."""
 
     def __init__(self, loader: DataLoader[Any], name: str, device: torch.device, dtype: torch.dtype) -> None:
@@ -127,10 +105,8 @@ class LoadedRows(Rows):
         if not self.n_batches:
             raise ValueError(f"`{name}` must give at least one batch; got none of {self.n_rows} rows.")
 
-    def epoch(self) -> Iterator[Batch]:
-        return self.pass_through()
-
     def pass_through(self) -> Iterator[Batch]:
+        """All rows once, in an order that follows torch's random state."""
         with _reseed(self.loader):
             for pair in self.loader:
                 if not isinstance(pair, (tuple, list)) or len(pair) != 2:
@@ -141,10 +117,17 @@ class LoadedRows(Rows):
                 inputs, targets = _validate(pair[0], pair[1], self.name, self.dtype)
                 yield Batch(inputs.to(self.device), targets.to(self.device))
 
+    epoch = pass_through
+
+    @property
     def identity(self) -> Any:
+        """What tells these rows from others: every value if they are in memory."""
         dataset = self.loader.dataset
         values = dataset.tensors if isinstance(dataset, TensorDataset) else type(dataset).__qualname__
         return values, self.n_rows, self.loader.batch_size, self.loader.drop_last, type(self.loader.sampler).__name__
+
+
+Rows = TensorRows | LoadedRows
 
 
 @contextlib.contextmanager

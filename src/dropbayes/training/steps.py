@@ -2,22 +2,18 @@ r"""One step of training: the objective of a batch and its gradients, as a CUDA 
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from dropbayes.layers import Prior
 from dropbayes.likelihoods import Gaussian, Likelihood
 from dropbayes.runtime.devices import capture_graph
-from dropbayes.training.objective import divergence_of, row_misfit
+from dropbayes.training.objective import row_misfit
 from dropbayes.training.rows import Batch, Rows
 
 GRAPH_PARAMETERS = 20_000_000  # larger networks saturate a CUDA device without a graph
-
-Loss = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 class ModelNoise:
@@ -35,18 +31,6 @@ class ModelNoise:
         """The likelihood with the current precision."""
         return self.fixed if self.log_precision is None else Gaussian(self.log_precision.exp())
 
-    @contextlib.contextmanager
-    def precision_group(self, optimizer: torch.optim.Optimizer) -> Iterator[torch.optim.Optimizer]:
-        """Yields the optimiser with a temporary parameter group for the precision."""
-        if self.log_precision is None:
-            yield optimizer
-            return
-        optimizer.add_param_group({"params": [self.log_precision], "weight_decay": 0.0})
-        try:
-            yield optimizer
-        finally:
-            optimizer.param_groups.pop()
-
     def values(self) -> list[float | list[float]]:
         r"""The current $\tau$, a list where every output has its own; empty if it is not learned."""
         return [] if self.log_precision is None else [self.log_precision.detach().double().exp().tolist()]
@@ -58,36 +42,20 @@ class ModelNoise:
                 self.log_precision.copy_(torch.tensor(history[-1], dtype=torch.float64).log())
 
 
-def batch_loss(
-    net: nn.Module,
-    likelihood: Callable[[], Likelihood],
-    prior: Prior,
-    keep_probs: Mapping[str, float] | None,
-    n_data: float,
-    alpha: float = 0.0,
-) -> Loss:
-    r"""The negative evidence lower bound per row as a function of a batch's outputs; see `negative_elbo`.
+@dataclass(eq=False)
+class Step:
+    r"""The forward and backward pass of a batch: gradients into the parameters, the loss of `negative_elbo` returned.
 
     With weights $w_n$ of the rows, N is their sum: the bound is that of a data set in which row n occurs $w_n$ times.
     """
-    divergence = divergence_of(net, prior=prior, keep_probs=keep_probs)
-
-    def loss(output: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
-        misfit = row_misfit(likelihood(), output, y, alpha=alpha)
-        return (misfit if weight is None else misfit * weight).mean() + divergence() / n_data
-
-    return loss
-
-
-@dataclass(eq=False)
-class Step:
-    """The forward and backward pass of a batch: gradients into the parameters, the loss returned."""
 
     net: nn.Module
-    loss: Loss
+    likelihood: Callable[[], Likelihood]
+    divergence: Callable[[], Tensor]
+    n_data: float
+    alpha: float
     scale: float  # the factor on the loss before its gradient is taken
-    graphed: bool = False  # whether to replay a CUDA graph, if the network can be captured
-    n_draws: int = 1  # of the network per step, stacked on a first axis where there are several
+    graphed: bool  # whether to replay a CUDA graph, if the network can be captured
     replays: dict[tuple[torch.Size, ...], Callable[[Batch], Tensor]] = field(default_factory=dict)
 
     def __call__(self, batch: Batch) -> Tensor:
@@ -104,10 +72,13 @@ class Step:
 
     def _eager(self, batch: Batch) -> Tensor:
         self.net.zero_grad(set_to_none=True)
-        output = batch.output(self.net)
-        if self.n_draws > 1:
-            output = torch.stack([output, *(batch.output(self.net) for _ in range(self.n_draws - 1))])
-        loss = self.loss(output, batch.y, batch.weight)
+        if self.alpha:  # ten draws, as in Li and Gal (2017)
+            output = torch.stack([batch.output(self.net) for _ in range(10)])
+        else:
+            output = batch.output(self.net)
+        misfit = row_misfit(self.likelihood(), output, batch.y, alpha=self.alpha)
+        misfit = misfit if batch.weight is None else misfit * batch.weight
+        loss = misfit.mean() + self.divergence() / self.n_data
         (loss * self.scale).backward()
         return loss.detach()
 
