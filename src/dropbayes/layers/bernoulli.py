@@ -118,11 +118,8 @@ class Bernoulli(Family):
     def log_density(self, value: Tensor) -> Tensor:
         r"""$\log q(\mathbf W)$ of `[..., unit, column]`; needs $\sigma > 0$."""
         if self.is_dropout:
-            raise ValueError(
-                "`std` (σ) must be positive for a density: with σ = 0 the distribution is two point masses."
-            )
-        columns = self.kept.shape[1]
-        constant = -columns * (0.5 * LOG_2_PI + log(self.std))
+            raise ValueError("`std` (σ) must be positive for a density: with σ = 0 there are two point masses.")
+        constant = -self.kept.shape[1] * (0.5 * LOG_2_PI + log(self.std))
         kept = -0.5 * ((value - self.kept) / self.std).square().sum(-1) + math.log(self.keep_prob)
         if self.keep_prob == 1:
             return (kept + constant).sum(-1)

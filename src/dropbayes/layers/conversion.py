@@ -31,7 +31,7 @@ from dropbayes.layers.hooks import (
     stacked_matrices,
 )
 from dropbayes.layers.noise import check_drop_prob
-from dropbayes.layers.structure import DroppedLayer, is_bias, matrices, weight_layers
+from dropbayes.layers.structure import DroppedLayer, hook_keep_prob, is_bias, matrices, weight_layers
 from dropbayes.layers.tracing import keep_probs
 
 # The layers that get masks of their own for a whole sequence, and the namesakes they become.
@@ -52,8 +52,7 @@ class DroppedAttention(nn.MultiheadAttention):
 
     def parameter_keep_probs(self) -> dict[str, float]:
         """The keep probability of every parameter: biases are not dropped."""
-        names = [name for name, _ in self.named_parameters()]
-        return {name: 1.0 if is_bias(name) else self.keep_prob for name in names}
+        return {name: 1.0 if is_bias(name) else self.keep_prob for name, _ in self.named_parameters()}
 
     def forward(
         self,
@@ -109,38 +108,6 @@ class DroppedAttention(nn.MultiheadAttention):
         return drop_units(x, self.drop_prob, self.training, row_axis, -1)
 
 
-def _follows_dropout(net: nn.Module) -> set[nn.Module]:
-    """The weight layers that follow an `nn.Dropout` in an `nn.Sequential`: only there is the order of use certain."""
-    followers: set[nn.Module] = set()
-    layers = {module for _, module in weight_layers(net)}
-    for sequence in net.modules():
-        dropped = False
-        for module in sequence if isinstance(sequence, nn.Sequential) else ():
-            if isinstance(module, nn.modules.dropout._DropoutNd):
-                dropped = dropped or module.p > 0
-            elif module in layers:
-                followers |= {module} if dropped else set()
-                dropped = False
-            elif any(submodule in layers for submodule in module.modules()):
-                dropped = False
-    return followers
-
-
-def _layer_filter(where: Any, net: nn.Module) -> Callable[[str, nn.Module], bool]:
-    """`where` as a predicate of (name, module)."""
-    if where is None:
-        return lambda name, module: True
-    if callable(where):
-        return lambda name, module: bool(where(name, module))
-    names = {where} if isinstance(where, str) else set(where)
-    known = {name for name, _ in net.named_modules()}
-    if names - known:
-        raise ValueError(
-            f"`where` must name modules of `net`; got {sorted(names - known)}. List them with net.named_modules()."
-        )
-    return lambda name, module: any(name == chosen or name.startswith(f"{chosen}.") for chosen in names)
-
-
 def _warn(names: list[str], what: str) -> None:
     """Warns of the named modules, if there are any, at the call of `add_dropout`."""
     if names:
@@ -162,20 +129,24 @@ def _already_dropped(net: nn.Module, x: PyTree, layers: list[tuple[str, nn.Modul
         _warn(uncalled, "are not called on `x` (another module may read their weights): they get no dropout.")
         names = {name.rpartition(".")[0] for name, p in traced.items() if p < 1}
         return {module for name, module in weight_layers(net) if name in names}
-    dropouts = [
-        name
-        for name, module in net.named_modules()
-        if isinstance(module, nn.modules.dropout._DropoutNd)
-        and module.p > 0
-        and ".lora_dropout." not in name  # before its adapter
-        and not isinstance(net.get_submodule(name.rpartition(".")[0]), nn.Sequential)
-    ]
+    layers_of_net = {module for _, module in weight_layers(net)}
+    followers, unplaced = set[nn.Module](), list[str]()
+    for path, parent in net.named_modules():
+        in_order, dropped = isinstance(parent, nn.Sequential), False
+        for name, module in parent._modules.items():
+            if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+                dropped = True
+                if not in_order and not path.endswith(".lora_dropout"):  # which is before its adapter
+                    unplaced.append(f"{path}.{name}".lstrip("."))
+            elif module is not None and not layers_of_net.isdisjoint(module.modules()):
+                followers |= {module} if dropped and in_order else set()
+                dropped = False
     _warn(
-        dropouts,
+        unplaced,
         "are dropout that `net` already has, and without an input it is not known before which layers: they may be "
         "given a second one. Pass `x=`, a batch of inputs.",
     )
-    return _follows_dropout(net)
+    return followers
 
 
 def add_dropout(
@@ -234,7 +205,18 @@ def add_dropout(
         raise ValueError(f'`units` must be "channel" or "element"; got {units!r}.')
     tensors = () if copy else itertools.chain(net.parameters(), net.buffers())
     result = deepcopy(net, {id(tensor): tensor for tensor in tensors})
-    chosen = _layer_filter(where, result)
+    names = set() if where is None or callable(where) else {where} if isinstance(where, str) else set(where)
+    unknown = names - dict(result.named_modules()).keys()
+    if unknown:
+        raise ValueError(
+            f"`where` must name modules of `net`; got {sorted(unknown)}. List them with net.named_modules()."
+        )
+
+    def chosen(name: str, module: nn.Module) -> bool:
+        if where is None or callable(where):
+            return where is None or bool(where(name, module))
+        return any(name == one or name.startswith(f"{one}.") for one in names)
+
     layers = [(name, layer) for name, layer in weight_layers(result) if chosen(name, layer)]
     stacked = [(name, m) for name, m in result.named_modules() if any(stacked_matrices(m)) and chosen(name, m)]
     if where is not None and not layers and not stacked:
@@ -294,8 +276,7 @@ def _has_added_masks(layer: nn.Module) -> bool:
 
 def _made_here(layer: nn.Module) -> bool:
     """Whether an earlier call of `add_dropout` gave the layer its dropout."""
-    hooks = (*layer._forward_pre_hooks.values(), *layer._forward_hooks.values())
-    return isinstance(layer, DroppedAttention) or _has_added_masks(layer) or any(map(_is_ours, hooks))
+    return isinstance(layer, DroppedAttention) or _has_added_masks(layer) or hook_keep_prob(layer) is not None
 
 
 def _attach(layer: Any, drop_prob: float, units: Units, row_axis: int) -> None:
@@ -309,21 +290,21 @@ def _attach(layer: Any, drop_prob: float, units: Units, row_axis: int) -> None:
     elif not isinstance(layer, (DroppedLayer, nn.EmbeddingBag)):
         _detach(layer)
         if isinstance(layer, nn.Embedding):
-            layer.register_forward_hook(WordDropout(drop_prob, row_axis), with_kwargs=True)
+            layer.register_forward_hook(WordDropout(drop_prob, row_axis=row_axis), with_kwargs=True)
             return
         # A module of unknown code looks like a linear layer if it has a `weight`, no other matrix and no submodules.
         is_plain = next(layer.children(), None) is None and set(matrices(layer)) <= {"weight"}
         if is_plain or isinstance(layer, (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd)):
-            layer.register_forward_pre_hook(InputDropout(drop_prob, units, row_axis), with_kwargs=True)
+            layer.register_forward_pre_hook(InputDropout(drop_prob, units, row_axis=row_axis), with_kwargs=True)
 
 
 def _attach_to_adapter(adapted: Any, adapter: str, drop_prob: float) -> None:
     if hasattr(adapted, "parameter_name"):  # the adapter of a tensor, not of a layer: it has no input to drop
         matrices = functools.partial(adapter_matrices, adapter=adapter)
         _attach_columns(adapted, WeightDropout(drop_prob, matrices))
-        return
-    present = adapted.lora_dropout[adapter]
-    if getattr(present, "p", 0) == 0 or isinstance(present, AdapterDropout):
+    elif getattr(adapted.lora_dropout[adapter], "p", 0) == 0 or isinstance(
+        adapted.lora_dropout[adapter], AdapterDropout
+    ):
         adapted.lora_dropout[adapter] = AdapterDropout(drop_prob).train(adapted.training)
 
 
@@ -336,9 +317,6 @@ def _attach_columns(module: nn.Module, dropout: WeightDropout) -> None:
 def _detach(layer: nn.Module) -> None:
     """Removes the hooks that an earlier call attached."""
     for hooks in (layer._forward_pre_hooks, layer._forward_hooks):
-        for key in [k for k, hook in hooks.items() if _is_ours(hook)]:
-            del hooks[key]
-
-
-def _is_ours(hook: Any) -> bool:
-    return isinstance(getattr(hook, "__self__", hook), AttachedDropout)
+        for key, hook in list(hooks.items()):
+            if isinstance(getattr(hook, "__self__", hook), AttachedDropout):
+                del hooks[key]

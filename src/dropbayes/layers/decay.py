@@ -2,6 +2,7 @@ r"""The weight decay that a prior implies for every parameter of a network."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -77,17 +78,12 @@ class Decay:
         scale = self.length_scale
         if not isinstance(scale, Tensor) and scale == 0:
             return 0.0
-        value = self.value
-        entropy = n_units(self.module, self.parameter, value) * binary_entropy(self.keep_prob)
-        return -value.numel() * log(scale) - entropy
+        n_masks = n_units(self.module, self.parameter, self.value)
+        return -self.value.numel() * log(scale) - n_masks * binary_entropy(self.keep_prob)
 
 
 def decays(net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, float] | None = None) -> Iterator[Decay]:
-    """Every parameter of `net` whose KL is a weight decay; a tied one once, with its smallest keep probability.
-
-    Raises:
-        ValueError: A name or a keep probability is impossible, or a layer is empty.
-    """
+    """Every parameter of `net` whose KL is a weight decay; a tied one once, with its smallest keep probability."""
     check_modules(net)
     given = dict(keep_probs or {})
     layers = dict(weight_layers(net))
@@ -101,9 +97,8 @@ def decays(net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, float] | No
         for parameter in layer_parameters(module):
             p = given.get(f"{layer}.{parameter}".lstrip("."))
             if p is None or is_bias(parameter):
-                p = parameter_keep_prob(
-                    module, parameter, given.get(layer, ordered.get(layer, stated_keep_prob(module)))
-                )
+                before = given.get(layer, ordered.get(layer, stated_keep_prob(module)))
+                p = parameter_keep_prob(module, parameter, before)
             if p is None or not kl_is_weight_decay(module):
                 continue
             check_keep_prob(p)
@@ -120,10 +115,8 @@ def decays(net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, float] | No
 def _check_names(net: nn.Module, layers: Mapping[str, nn.Module], prior: Prior, given: Mapping[str, float]) -> None:
     if not given and not prior.per_layer:
         return
-    parameters = {name for name, _ in net.named_parameters(remove_duplicate=False)}
-    parameters |= {
-        f"{layer}.{name}".lstrip(".") for layer, module in layers.items() for name in layer_parameters(module)
-    }
+    computed = (f"{layer}.{name}".lstrip(".") for layer, module in layers.items() for name in layer_parameters(module))
+    parameters = {name for name, _ in net.named_parameters(remove_duplicate=False)}.union(computed)
     unknown = sorted(given.keys() - layers.keys() - parameters)
     if unknown:
         raise ValueError(f"`keep_probs` must name weight layers of `net`; got {unknown}. They are {sorted(layers)}.")
@@ -143,13 +136,9 @@ def kl_coefficients(net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, fl
     [GG16, prop:KL_mixture_of_Gaussians, eq:L:GP-MC]: for $\sigma \to 0$, with $C$ in `kl_constant`. $c = l'^2$ for a
     bias (over its $p$ where it is dropped too), $c = l^2 p$ when `prior.applies_to == "stored"`. Parameters outside
     weight layers (normalisation, tokens) have no prior: they are absent, as are layers whose KL is not a weight decay.
-    A tied parameter counts once, with the smallest keep probability of its uses.
-
-    Args:
-        net: Any network.
-        prior: The length-scales; coefficients are tensors where they are.
-        keep_probs: Keep probabilities by module or parameter name, from `keep_probs(net, x)` or by hand. Missing
-            ones are read off the structure (`keep_probs_by_order`).
+    A tied parameter counts once, with the smallest keep probability of its uses. Coefficients are tensors where the
+    length-scales are. `keep_probs` are by module or parameter name, from `keep_probs(net, x)` or by hand; missing ones
+    are read off the structure (`keep_probs_by_order`).
     """
     return {decay.name: decay.coefficient for decay in decays(net, prior=prior, keep_probs=keep_probs)}
 
@@ -179,8 +168,7 @@ def parameter_groups(
         precision: $\tau$, a number: a learned one needs the loss itself, `negative_elbo`.
         prior: The length-scales, optionally per layer; numbers, likewise.
         n_data: $N$, the number of training rows.
-        keep_probs: Keep probabilities by module or parameter name, as `keep_probs(net, x)` finds them; by default read
-            off the structure (`keep_probs_by_order`).
+        keep_probs: As for `kl_coefficients`.
 
     Example:
         >>> net = nn.Sequential(nn.Dropout(0.1), nn.Linear(2, 3))
@@ -207,8 +195,7 @@ def parameter_groups(
                 "Add the KL to the loss instead: negative_elbo(net, output, y, likelihood=..., prior=..., n_data=...)."
             )
         coefficients[id(value)] = decay.coefficient
-    by_decay: dict[float, list[nn.Parameter]] = {}
+    by_decay = defaultdict[float, list[nn.Parameter]](list)
     for parameter in net.parameters():
-        rate = coefficients.get(id(parameter), 0.0) / (n_data * precision)
-        by_decay.setdefault(rate, []).append(parameter)
+        by_decay[coefficients.get(id(parameter), 0.0) / (n_data * precision)].append(parameter)
     return [{"params": parameters, "weight_decay": rate} for rate, parameters in by_decay.items()]

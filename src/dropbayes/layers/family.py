@@ -38,11 +38,8 @@ class Family(ABC):
     def sample(self, *n: int, generator: torch.Generator | None = None, relaxed: bool = False) -> Tensor:
         r"""Draws of $\mathbf W$ by the family's reparametrisation, `[*n, unit, column]`.
 
-        Args:
-            *n: The leading axes.
-            generator: The source of randomness.
-            relaxed: Whether discrete choices with learned probabilities are smoothed, so that the probabilities get a
-                gradient; the draws are then only approximately from $q$.
+        When `relaxed`, discrete choices with learned probabilities are smoothed, so that the probabilities get a
+        gradient; the draws are then only approximately from $q$.
         """
 
     @abstractmethod
@@ -84,8 +81,7 @@ def log(value: float | Tensor) -> float | Tensor:
 
 def binary_entropy(probability: float) -> float:
     """The entropy of a Bernoulli variable, in nats; 0 at both ends."""
-    other = 1 - probability
-    return -sum(p * math.log(p) for p in (probability, other) if p > 0)
+    return -sum(p * math.log(p) for p in (probability, 1 - probability) if p > 0)
 
 
 def in_full_precision(value: Tensor) -> Tensor:

@@ -10,9 +10,6 @@ from torch import Tensor
 from dropbayes.layers.family import LOG_2_PI, Family, check_stds, log, normal_like, safe_sqrt, uniform_like
 from dropbayes.runtime.validation import check_positive
 
-SMALLEST_WEIGHT = 1e-6
-r"""Multiplicative noise on a weight below this is that of a weight of this size: at 0 its KL would be infinite."""
-
 
 @dataclass(frozen=True, eq=False)
 class DiagonalGaussian(Family):
@@ -71,14 +68,11 @@ def multiplicative_gaussian(loc: Tensor, noise_std: float | Tensor) -> DiagonalG
 
     [GG16, section "Insights"; Srivastava et al. 2014]. Every weight has its own factor, so this is the diagonal
     Gaussian $\mathcal N(m, \sigma^2 m^2)$, and its KL is exact. It is infinite at $m = 0$; the deviation here is
-    $\sigma\sqrt{m^2 + 10^{-12}}$, in draws and KL alike, so that a weight of 0 costs much but finitely.
-
-    Args:
-        loc: The weights $\mathbf M$, `[unit, column]`.
-        noise_std: $\sigma$ of the factor. $\sigma^2 = (1-p)/p$ has the variance of dropout with keep probability $p$.
+    $\sigma\sqrt{m^2 + 10^{-12}}$, in draws and KL alike, so that a weight of 0 costs much but finitely. A `noise_std`
+    of $\sigma^2 = (1-p)/p$ has the variance of dropout with keep probability $p$.
     """
     check_positive("noise_std", noise_std, allow_zero=True)
-    return DiagonalGaussian(loc, noise_std * (loc.square() + SMALLEST_WEIGHT**2).sqrt())
+    return DiagonalGaussian(loc, noise_std * (loc.square() + 1e-12).sqrt())
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,6 +6,7 @@ Evaluation mode, the modules of the network and its state dict are unchanged.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -27,23 +28,23 @@ def drop_units(x: Tensor, drop_prob: float, training: bool, row_axis: int, unit_
     return x * F.dropout(ones, drop_prob, training)
 
 
+@dataclass(eq=False)
 class AttachedDropout:
     """Dropout that is attached to a layer by hooks."""
 
-    def __init__(self, drop_prob: float, row_axis: int = 0) -> None:
-        self.drop_prob, self.row_axis = drop_prob, row_axis
+    drop_prob: float
+    row_axis: int = field(default=0, kw_only=True)
 
     @property
     def keep_prob(self) -> float:
         return 1.0 - self.drop_prob
 
 
+@dataclass(eq=False)
 class InputDropout(AttachedDropout):
     """A forward pre-hook that drops the input of the layer it is attached to."""
 
-    def __init__(self, drop_prob: float, units: Units = "channel", row_axis: int = 0) -> None:
-        super().__init__(drop_prob, row_axis)
-        self.units = units
+    units: Units
 
     def __call__(self, layer: nn.Module, args: Arguments, kwargs: NamedArguments) -> tuple[Any, Any]:
         n_inputs = 2 if isinstance(layer, nn.Bilinear) else 1  # later arguments (states, sizes) are not dropped
@@ -56,7 +57,7 @@ class InputDropout(AttachedDropout):
             return F.dropout(x, self.drop_prob, layer.training)
         if isinstance(layer, nn.modules.conv._ConvNd):
             if x.dim() == len(layer.kernel_size) + 1:  # one row without its axis, as torch allows
-                return drop_units(x[None], self.drop_prob, layer.training, 0, 1)[0]
+                return self.drop(layer, x[None])[0]
             return drop_units(x, self.drop_prob, layer.training, 0, 1)
         return drop_units(x, self.drop_prob, layer.training, self.row_axis if x.dim() > 2 else 0, -1)
 
@@ -75,8 +76,6 @@ class WordDropout(AttachedDropout):
         return output * word_mask(indices, layer.num_embeddings, mask, row_axis)
 
 
-# --- columns of matrices that a module multiplies by in its own code ------------------------------------------------
-#
 # A mask of the input units that is the same at every position is a mask of the weights' columns, W (z * x) =
 # (W diag(z)) x. So a matrix can be dropped without knowing how its module uses it: the experts of a mixture, which are
 # slices of one tensor, and the low-rank adapters of such experts.
@@ -87,12 +86,11 @@ _ORIGINALS = "_weights_without_dropout"
 Matrices = Callable[[nn.Module], Iterator[tuple[nn.Module, str, tuple[int, ...]]]]
 
 
+@dataclass(eq=False)
 class WeightDropout(AttachedDropout):
     """A pair of hooks: while a module runs, its `matrices` have columns dropped, one mask for all rows."""
 
-    def __init__(self, drop_prob: float, matrices: Matrices) -> None:
-        super().__init__(drop_prob)
-        self.matrices = matrices
+    matrices: Matrices
 
     def begin(self, module: nn.Module, args: Any) -> None:
         """The forward pre-hook."""
@@ -118,10 +116,8 @@ def stacked_matrices(module: nn.Module) -> Iterator[tuple[nn.Module, str, tuple[
     Such a module says whether they are `[expert, output, input]` or, with `is_transposed`, `[expert, input, output]`.
     """
     transposed = module.__dict__.get("is_transposed")
-    if transposed is None:
-        return
     for name, weight in module._parameters.items():
-        if weight is not None and weight.dim() == 3:
+        if transposed is not None and weight is not None and weight.dim() == 3:
             experts, first, second = weight.shape
             yield module, name, (experts, first, 1) if transposed else (experts, 1, second)
 
@@ -136,7 +132,6 @@ class AdapterDropout(nn.Dropout):
     """The dropout before a low-rank adapter, with one mask for all positions of a row."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The input with whole units dropped."""
         return drop_units(x, self.p, self.training, 0, -1)
 
 

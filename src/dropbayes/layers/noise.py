@@ -54,16 +54,13 @@ class _Spread(Noise):
 
     def __init__(self, std: float, *, learn_std: bool) -> None:
         super().__init__()
-        self.learn_std = learn_std
-        if learn_std:
-            self.log_std = nn.Parameter(torch.tensor(math.log(std)))
-        else:
-            self.fixed_std = std
+        self.fixed_std = std
+        self.log_std = nn.Parameter(torch.tensor(math.log(std))) if learn_std else None
 
     @property
     def std(self) -> float | Tensor:
         r"""The current $\sigma$."""
-        return self.log_std.exp() if self.learn_std else self.fixed_std
+        return self.fixed_std if self.log_std is None else self.log_std.exp()
 
 
 def check_drop_prob(value: float, name: str = "drop_prob") -> None:
@@ -98,9 +95,8 @@ class BernoulliNoise(_Spread):
         return Bernoulli(weight / self.keep_prob, self.keep_prob, self.std)
 
     def bias_posterior(self, bias: Tensor) -> Family | None:
-        assert self.keep_prob is not None
         if self.drop_bias:
-            return Bernoulli(bias / self.keep_prob, self.keep_prob, self.std)
+            return self.posterior(bias)
         return None if self.on_units else DiagonalGaussian(bias, torch.as_tensor(self.std).to(bias))
 
     def mask(self, *shape: int, like: Tensor, training: bool) -> Tensor:
@@ -167,7 +163,7 @@ class GaussianNoise(_Spread):
         return multiplicative_gaussian(weight, self.std)
 
     def bias_posterior(self, bias: Tensor) -> DiagonalGaussian:
-        return multiplicative_gaussian(bias, self.std)
+        return self.posterior(bias)
 
     def extra_repr(self) -> str:
         return f"noise_std={float(self.std):.3g}"

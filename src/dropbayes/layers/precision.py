@@ -87,9 +87,8 @@ def optimizer_weight_decay(*, precision: float, keep_prob: float, length_scale: 
 class Prior:
     r"""The Gaussian prior $\mathcal N(0, l^{-2} \mathbf I)$ of a network's weights, with its own $l'$ for biases.
 
-    It is the prior of the weights $\mathbf W$ that act in a forward pass, in the objective, in weight decay, in the
-    process that a network tends to and in its evidence alike. Torch scales kept units by $1/p$: a stored $\theta$ acts
-    as $\mathbf M = \theta / p$ when it is kept, so that $\lambda\|\mathbf M\|^2$ [GG16, eq:L:dropout] is
+    It is the prior of the weights $\mathbf W$ that act in a forward pass. Torch scales kept units by $1/p$: a stored
+    $\theta$ acts as $\mathbf M = \theta / p$ when it is kept, so that $\lambda\|\mathbf M\|^2$ [GG16, eq:L:dropout] is
     $\lambda/p^2\,\|\theta\|^2$. The authors' experiments put $\lambda$ on the stored $\theta$ instead; that is
     `applies_to="stored"`: the prior $\mathcal N(0, (lp)^{-2} \mathbf I)$ of the active weights, everywhere.
 

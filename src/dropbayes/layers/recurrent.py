@@ -60,21 +60,17 @@ def _is_random(layer: nn.Module, x: PyTree) -> bool:
 # --- the steps -----------------------------------------------------------------------------------------------------
 
 
-def _unchanged(h: Tensor) -> Tensor:
-    return h
-
-
 class _LSTMStep:
     n_states = 2
 
-    def _step(self, gates: Tensor, recurrent: Tensor, state: tuple[Tensor, ...], project: Any) -> tuple[Tensor, ...]:
+    def _step(self, gates: Tensor, recurrent: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         enter, forget, content, leave = (gates + recurrent).chunk(4, -1)
         c = torch.sigmoid(forget) * state[1] + torch.sigmoid(enter) * torch.tanh(content)
-        return project(torch.sigmoid(leave) * torch.tanh(c)), c
+        return torch.sigmoid(leave) * torch.tanh(c), c
 
 
 class _GRUStep:
-    def _step(self, gates: Tensor, recurrent: Tensor, state: tuple[Tensor, ...], project: Any) -> tuple[Tensor, ...]:
+    def _step(self, gates: Tensor, recurrent: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         reset, update, content = gates.chunk(3, -1)
         # Only the factors of weights are masked: the carried-over state below is not.
         reset_h, update_h, content_h = recurrent.chunk(3, -1)
@@ -85,7 +81,7 @@ class _GRUStep:
 class _RNNStep:
     nonlinearity: str
 
-    def _step(self, gates: Tensor, recurrent: Tensor, state: tuple[Tensor, ...], project: Any) -> tuple[Tensor, ...]:
+    def _step(self, gates: Tensor, recurrent: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return ((torch.tanh if self.nonlinearity == "tanh" else torch.relu)(gates + recurrent),)
 
 
@@ -97,8 +93,8 @@ class _Dropped(nn.Module, ABC):
     n_states = 1
 
     @abstractmethod
-    def _step(self, gates: Tensor, recurrent: Tensor, state: tuple[Tensor, ...], project: Any) -> tuple[Tensor, ...]:
-        """The next state from the projected input, the recurrent product and the state; `h`, projected, comes first."""
+    def _step(self, gates: Tensor, recurrent: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The next state, `h` first, from the products with the input and with the state, and the state."""
 
     def __init__(
         self, *args: Any, drop_prob: float = 0.1, recurrent_drop_prob: float | None = None, **kwargs: Any
@@ -141,14 +137,35 @@ class _Recurrence(_Dropped, nn.RNNBase):
     def forward(self, input: Any, hx: Any = None) -> PyTree:
         if not _is_random(self, self.weight_ih_l0):
             return super().forward(input, hx)
+        if not isinstance(input, (Tensor, PackedSequence)):
+            raise TypeError(f"`input` must be a tensor or a PackedSequence; got {type(input).__name__}.")
         alone = self.n_states == 1  # torch then takes and returns the state itself, not a tuple
-        output, states = self._forward(input, (hx,) if alone and hx is not None else hx)
+        states = (hx,) if alone and hx is not None else hx
+        row_axis = 0 if self.batch_first else 1
+        if isinstance(input, PackedSequence):
+            padded, lengths = pad_packed_sequence(input, batch_first=self.batch_first)
+            output, states = self._run(padded, states, lengths.to(padded.device))
+            is_sorted = input.sorted_indices is None
+            output = pack_padded_sequence(output, lengths, self.batch_first, enforce_sorted=is_sorted)
+        elif input.dim() == 2:  # one sequence without the axis of rows
+            states = None if states is None else tuple(state.unsqueeze(1) for state in states)
+            output, states = self._run(input.unsqueeze(row_axis), states)
+            output, states = output.squeeze(row_axis), tuple(state.squeeze(1) for state in states)
+        else:
+            output, states = self._run(input, states)
         return output, states[0] if alone else states
 
-    def _run(self, x: Tensor, states: tuple[Tensor, ...], lengths: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def _run(
+        self, x: Tensor, states: tuple[Tensor, ...] | None, lengths: Tensor | None = None
+    ) -> tuple[Any, tuple[Tensor, ...]]:
         """Maps `x` and states `[layer x direction, row, hidden]` to outputs in the layout of `x` and final states."""
         time_axis = 1 if self.batch_first else 0
         directions = ("", "_reverse") if self.bidirectional else ("",)
+        widths = (self.proj_size or self.hidden_size, self.hidden_size)[: self.n_states]
+        shapes = [(self.num_layers * len(directions), x.shape[1 - time_axis], width) for width in widths]
+        states = tuple(x.new_zeros(shape) for shape in shapes) if states is None else states
+        if [tuple(state.shape) for state in states] != shapes:
+            raise ValueError(f"`hx` must have shape {shapes}; got {[tuple(state.shape) for state in states]}.")
         last: list[tuple[Tensor, ...]] = []
         for layer in range(self.num_layers):
             # One mask per sequence, in the layout of x, so that the row axis does not move.
@@ -173,46 +190,21 @@ class _Recurrence(_Dropped, nn.RNNBase):
         weights = [getattr(self, f"weight_{kind}{suffix}") for kind in ("ih", "hh")]
         biases = [getattr(self, f"bias_{kind}{suffix}", None) for kind in ("ih", "hh")]
         gates = F.linear(x, weights[0], biases[0]).movedim(time_axis, 0)
-        mask, project = state_mask("state", state[0].shape[-1]), _unchanged
+        mask = state_mask("state", state[0].shape[-1])
         if self.proj_size:  # a matrix from the cell's output to the state, with dropped inputs
-            dropped, matrix = state_mask("projection", self.hidden_size), getattr(self, f"weight_hr{suffix}")
-            project = lambda h: F.linear(h * dropped, matrix)  # noqa: E731
+            dropped, projection = state_mask("projection", self.hidden_size), getattr(self, f"weight_hr{suffix}")
         reverse = suffix.endswith("_reverse")
         outputs: list[Tensor] = []
         for time in reversed(range(len(gates))) if reverse else range(len(gates)):
-            step = self._step(gates[time], F.linear(state[0] * mask, weights[1], biases[1]), state, project)
+            step = self._step(gates[time], F.linear(state[0] * mask, weights[1], biases[1]), state)
+            if self.proj_size:
+                step = (F.linear(step[0] * dropped, projection), *step[1:])
             if lengths is not None:  # a sequence that has ended (in reverse: not begun) keeps its state
                 inside = (time < lengths)[:, None]
                 step = tuple(torch.where(inside, new, old) for new, old in zip(step, state, strict=True))
             state = step
             outputs.append(state[0])
         return torch.stack(outputs[::-1] if reverse else outputs, time_axis), state
-
-    def _forward(self, x: PyTree, states: tuple[Tensor, ...] | None) -> tuple[Any, tuple[Tensor, ...]]:
-        if isinstance(x, PackedSequence):
-            padded, lengths = pad_packed_sequence(x, batch_first=self.batch_first)
-            states = self._states(padded, len(lengths), states)
-            output, states = self._run(padded, states, lengths.to(padded.device))
-            is_sorted = x.sorted_indices is None
-            return pack_padded_sequence(output, lengths, self.batch_first, enforce_sorted=is_sorted), states
-        if not isinstance(x, Tensor):
-            raise TypeError(f"`input` must be a tensor or a PackedSequence; got {type(x).__name__}.")
-        batch_axis = 0 if self.batch_first else 1
-        if x.dim() == 2:
-            states = None if states is None else tuple(s.unsqueeze(1) for s in states)
-            output, states = self._forward(x.unsqueeze(batch_axis), states)
-            return output.squeeze(batch_axis), tuple(s.squeeze(1) for s in states)
-        return self._run(x, self._states(x, x.shape[batch_axis], states), None)
-
-    def _states(self, x: Tensor, n_rows: int, states: tuple[Tensor, ...] | None) -> tuple[Tensor, ...]:
-        n_cells = self.num_layers * (2 if self.bidirectional else 1)
-        shapes = [(n_cells, n_rows, width) for width in (self.proj_size or self.hidden_size, self.hidden_size)]
-        shapes = shapes[: self.n_states]
-        if states is None:
-            return tuple(x.new_zeros(shape) for shape in shapes)
-        if [tuple(state.shape) for state in states] != shapes:
-            raise ValueError(f"`hx` must have shape {shapes}; got {[tuple(state.shape) for state in states]}.")
-        return tuple(states)
 
 
 class LSTM(_LSTMStep, _Recurrence, nn.LSTM):
@@ -236,17 +228,11 @@ class LSTM(_LSTMStep, _Recurrence, nn.LSTM):
 
 
 class GRU(_GRUStep, _Recurrence, nn.GRU):
-    r"""`nn.GRU` with one dropout mask per sequence for the inputs of every layer and one for its recurrent state.
-
-    Arguments as for `nn.GRU`, with `drop_prob` and `recurrent_drop_prob` as for `LSTM`.
-    """
+    r"""`nn.GRU` with the masks and the further arguments of `LSTM`."""
 
 
 class RNN(_RNNStep, _Recurrence, nn.RNN):
-    r"""`nn.RNN` with one dropout mask per sequence for the inputs of every layer and one for its recurrent state.
-
-    Arguments as for `nn.RNN`, with `drop_prob` and `recurrent_drop_prob` as for `LSTM`.
-    """
+    r"""`nn.RNN` with the masks and the further arguments of `LSTM`."""
 
 
 # --- cells ---------------------------------------------------------------------------------------------------------
@@ -268,7 +254,7 @@ class _Cell(_Dropped, nn.RNNCellBase):
         x = input * _mask(self, "input", torch.ones_like(input), self.drop_prob)
         h = state[0] * _mask(self, "state", torch.ones_like(state[0]), self.recurrent_drop_prob)
         gates, recurrent = F.linear(x, self.weight_ih, self.bias_ih), F.linear(h, self.weight_hh, self.bias_hh)
-        state = self._step(gates, recurrent, state, _unchanged)
+        state = self._step(gates, recurrent, state)
         return state[0] if alone else state
 
 

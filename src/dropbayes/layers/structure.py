@@ -42,20 +42,17 @@ def matrices(module: nn.Module) -> dict[str, nn.Parameter]:
 
     Others of three axes are tokens and positions that networks add (`[1, position, unit]`).
     """
-    parameters = {name: p for name, p in module._parameters.items() if p is not None}
     return {
         name: p
-        for name, p in parameters.items()
-        if not isinstance(p, nn.UninitializedParameter)
+        for name, p in module._parameters.items()
+        if p is not None
+        and not isinstance(p, nn.UninitializedParameter)
         and (p.dim() >= 2 if name == "weight" else p.dim() == 2 and min(p.shape) > 1)
     }
 
 
 def is_weight_layer(module: nn.Module) -> bool:
-    """Whether `module` multiplies its input by its own weight matrix (linear, convolution, recurrent, table).
-
-    Any parametrisation (`weight_norm`, `spectral_norm`) and any name of the matrix are recognised.
-    """
+    """Whether `module` multiplies its input by a weight matrix of its own, of any name and parametrisation."""
     if _states_keep_probs(module) or isinstance(module, _PRODUCTS):
         return True
     if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):  # whose weights, of any shape, multiply element by element
@@ -195,10 +192,7 @@ def stated_keep_prob(module: Any) -> float:
 
 
 def parameter_keep_prob(module: Any, parameter: str, keep_prob: float) -> float | None:
-    """The keep probability of one parameter of a weight layer whose input is kept with overall probability `keep_prob`.
-
-    None for a parameter whose prior is not a weight decay.
-    """
+    """That of one parameter of a layer whose input is kept with `keep_prob`; None if its prior is no weight decay."""
     if _states_keep_probs(module):
         stated = module.parameter_keep_probs().get(parameter)
         if stated is None or is_bias(parameter) or not reads_input(module, parameter):

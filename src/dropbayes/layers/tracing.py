@@ -8,8 +8,7 @@ input. (The factor 1/p passes only a positively homogeneous σ: after another on
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -29,19 +28,6 @@ from dropbayes.layers.structure import (
 from dropbayes.tracing import Interception, Recorder, SiteNames
 from dropbayes.tracing.operations import LOOKUPS
 from dropbayes.tracing.views import check_modules
-
-
-@contextlib.contextmanager
-def _preserve_state(net: nn.Module) -> Iterator[None]:
-    """Restores buffers (running statistics) and the random state."""
-    buffers = [(buffer, buffer.clone()) for buffer in net.buffers()]
-    try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            yield
-    finally:
-        with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
 
 
 class _Reading(Recorder):
@@ -80,8 +66,9 @@ class _Reading(Recorder):
 
 def _read(net: nn.Module, x: Any) -> _Reading:
     check_modules(net)
+    buffers = [(buffer, buffer.clone()) for buffer in net.buffers()]
     # A computed weight (weight_norm) is computed once, so that it can be recognised by its identity.
-    with torch.nn.utils.parametrize.cached(), _preserve_state(net):
+    with torch.nn.utils.parametrize.cached(), torch.random.fork_rng(devices=[]), torch.no_grad():
         weights: dict[int, str] = {}
         layers: list[tuple[Tensor, str]] = []
         for layer, module in weight_layers(net):
@@ -93,22 +80,23 @@ def _read(net: nn.Module, x: Any) -> _Reading:
         paths = {id(module): path for path, module in net.named_modules()}
         inputs = [leaf for leaf in pytree.tree_leaves(x) if isinstance(leaf, Tensor)]
         reading = _Reading(SiteNames(paths), weights, layers, inputs)
-        with Interception(reading):
-            if isinstance(x, Mapping):
-                net(**x)
-            else:
-                net(*x) if isinstance(x, (tuple, list)) else net(x)
+        try:
+            with Interception(reading):
+                if isinstance(x, Mapping):
+                    net(**x)
+                else:
+                    net(*x) if isinstance(x, (tuple, list)) else net(x)
+        finally:
+            for buffer, value in buffers:  # such as running statistics
+                buffer.copy_(value)
     return reading
 
 
 def trace(net: nn.Module, x: Any) -> list[tuple[str, float]]:
     r"""The uses of the weights of `net` on input `x`, in order: the parameter's name, and $p$ of its input.
 
-    A weight used twice appears twice. Flags, buffers and the random state are not changed.
-
-    Args:
-        net: Any network.
-        x: One batch of its input: a tensor, a tuple of positional or a dict of named arguments.
+    A weight used twice appears twice. Flags, buffers and the random state are not changed. `x` is one batch of the
+    input: a tensor, a tuple of positional or a dict of named arguments.
 
     Example:
         >>> drop, fc = nn.Dropout(0.5), nn.Linear(3, 3)
@@ -125,11 +113,7 @@ def keep_probs(net: nn.Module, x: Any) -> KeepProbs:
     places make no difference. A dropout that no weight multiplies (on a residual branch) counts for no weight. A
     weight used more than once has the smallest of its keep probabilities. Weights that the input does not reach are
     absent, and so are layers whose KL is not a weight decay. The result also knows which layers read the input, so that
-    a `Prior` with a `hidden_length_scale` reaches the others.
-
-    Args:
-        net: Any network; it is not changed.
-        x: One batch of its input: a tensor, a tuple of positional or a dict of named arguments. One row suffices.
+    a `Prior` with a `hidden_length_scale` reaches the others. `x` is as for `trace`; one row suffices.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.25), nn.Linear(8, 1))

@@ -16,6 +16,7 @@ from dropbayes.layers.bernoulli import Bernoulli, kl_from_density
 from dropbayes.layers.family import Family, in_full_precision
 from dropbayes.layers.noise import BernoulliNoise, Noise
 from dropbayes.layers.precision import Prior
+from dropbayes.layers.structure import fan_in
 from dropbayes.tracing import draw_or_mean
 
 
@@ -50,11 +51,6 @@ class WeightLayer(nn.Module, ABC):
     def weight_of(self, matrix: Tensor) -> Tensor:
         """The inverse of `matrix`, with any leading axes."""
 
-    @property
-    def fan_in(self) -> int:
-        """The paper's K: the number of inputs that each output sums."""
-        return self.weight[0].numel()
-
     def posterior(self) -> Family:
         r"""The current $q(\mathbf W)$."""
         return self.noise.posterior(self.matrix())
@@ -81,21 +77,21 @@ class WeightLayer(nn.Module, ABC):
     def kl(self, prior: Prior, *, name: str = "", first: bool = True) -> Tensor:
         r"""$\mathrm{KL}(q \| p)$ of this layer's weights and biases under `prior`, with the family's constants."""
         keep_prob = self.noise.keep_prob or 1.0
-        scale = prior.of_weight(name, parameter="weight", first=first, fan_in=self.fan_in, keep_prob=keep_prob)
+        inputs = fan_in(self, "weight", self.weight)
+        scale = prior.of_weight(name, parameter="weight", first=first, fan_in=inputs, keep_prob=keep_prob)
         divergence = self._random_weights().kl(scale)
         if self.bias is None:
             return divergence
         # Without a family of its own the bias is a point, the limit of dropout with nothing dropped.
         bias = in_full_precision(self.bias)[:, None]
-        q = self.noise.bias_posterior(bias) or Bernoulli(bias, 1.0)
+        q = (self.noise.bias_posterior(bias) or Bernoulli(bias, 1.0)).in_full_precision()
         density = prior.density_of_bias(name, "bias")
         if density is not None:
-            return divergence + kl_from_density(q.in_full_precision(), density)
+            return divergence + kl_from_density(q, density)
         kept = keep_prob if isinstance(q, Bernoulli) and q.keep_prob < 1 else 1.0
-        bias_scale = prior.of_bias(name, parameter="bias", keep_prob=kept)
-        if not isinstance(bias_scale, Tensor) and bias_scale == 0:
-            return divergence
-        return divergence + q.in_full_precision().kl(bias_scale)
+        scale = prior.of_bias(name, parameter="bias", keep_prob=kept)
+        is_flat = not isinstance(scale, Tensor) and scale == 0
+        return divergence if is_flat else divergence + q.kl(scale)
 
     def _draw_weight(self) -> Tensor:
         """One weight for all rows: the mean in evaluation mode, a draw when operations are intercepted."""
@@ -121,10 +117,9 @@ class WeightLayer(nn.Module, ABC):
         q = self.noise.bias_posterior(self.bias[:, None])
         shape = [1] * output.dim()
         shape[axis] = -1
-        if q is None:
-            return output + self.bias.view(shape)
-        if not _in_training(self) or output.dim() == 1:
-            draw = draw_or_mean(q.sample, self.bias[:, None], training=_in_training(self))
+        if q is None or not _in_training(self) or output.dim() == 1:
+            bias = self.bias[:, None]
+            draw = bias if q is None else draw_or_mean(q.sample, bias, training=_in_training(self))
             return output + draw.view(shape)
         row_axis = self._row_axis(output)
         shape[row_axis] = output.shape[row_axis]
@@ -168,10 +163,9 @@ class Linear(WeightLayer, nn.Linear):
         """
         q = self.posterior()
         mean, variance = input @ q.mean, input.square() @ q.variance
-        if self.bias is None:
-            return mean, variance
-        q_bias = self.noise.bias_posterior(self.bias[:, None])
-        return mean + self.bias, variance if q_bias is None else variance + q_bias.variance[:, 0]
+        q_bias = None if self.bias is None else self.noise.bias_posterior(self.bias[:, None])
+        variance = variance if q_bias is None else variance + q_bias.variance[:, 0]
+        return mean if self.bias is None else mean + self.bias, variance
 
     def forward(self, input: Tensor) -> Tensor:
         """`[row, ..., unit]` to `[row, ..., out_features]`: the positions of a row share its draw."""
@@ -250,10 +244,6 @@ class Embedding(WeightLayer, nn.Embedding):
 
     def weight_of(self, matrix: Tensor) -> Tensor:
         return matrix
-
-    @property
-    def fan_in(self) -> int:
-        return 1  # a lookup reads one vector
 
     def _random_weights(self) -> Family:
         q = super()._random_weights()
