@@ -304,3 +304,27 @@ def test_a_random_number_that_is_compared_more_than_once_has_the_law_of_the_loop
     net, x = made(lambda: (network(COMPARED[name], d=nn.Dropout(0.1), rate=0.0, **children), rows(3)))
     assert_law(net, x[:1], n_draws=300)
     assert_same_alone(net, x)
+
+
+# A branch that all rows of a batch choose together --------------------------------------------------------------------
+
+
+def early_exit(decides):
+    def forward(self, x):
+        y = self.o(h := self.d(torch.relu(self.a(x))))
+        return y if decides(y) else self.o(self.d(torch.relu(self.b(h))))
+
+    return network(forward, a=nn.Linear(4, 16), b=nn.Linear(16, 16), d=nn.Dropout(0.5), o=nn.Linear(16, 2))
+
+
+@pytest.mark.parametrize("masks", ["shared", "row"])
+@pytest.mark.parametrize(
+    "decides, n_rows",
+    [(lambda y: y.max() > 0.6, 4), (lambda y: y.max() > 0.6, 40), (lambda y: float(y.mean()) > 0.1, 4)],
+)
+def test_an_exit_that_a_batch_takes_as_a_whole_is_refused_and_that_of_a_row_is_not(decides, n_rows, masks):
+    torch.manual_seed(0)
+    net, x = early_exit(decides).eval(), torch.randn(n_rows, 4)
+    with pytest.raises(ValueError, match="depend on each other"):
+        db.predict(net, x, n_draws=20, masks=masks)
+    assert_law(net, x[:1], masks=masks)

@@ -116,12 +116,10 @@ class Positions:
 
         A tied mask has length 1 along its positions.
         """
-        axes = {position.axis for position in site.positions}
+        axes, number = {position.axis for position in site.positions}, site.number or named_site(site.name)
         if self.tied or not axes:
-            return make(
-                site.number or named_site(site.name), tuple(1 if a in axes else n for a, n in enumerate(shape)), None
-            )
-        return make(site.number or named_site(site.name), shape, self._units(site, shape))
+            return make(number, tuple(1 if a in axes else n for a, n in enumerate(shape)), None)
+        return make(number, shape, self._units(site, shape))
 
     def _units(self, site: Site, shape: tuple[int, ...]) -> Units:
         lengths = [shape[position.axis] for position in site.positions]
@@ -148,18 +146,9 @@ def keep_mask(
     device: torch.device,
     units: Units | None = None,
 ) -> Tensor:
-    """The 0/1 masks of one site, shaped `[draw, *shape]`, or `[draw, row, *shape]` when `rows` is given.
+    """The 0/1 masks of one site, `[draw, *shape]`, or `[draw, row, *shape]` where each of some `rows` has its own.
 
-    Args:
-        keys: Seed, number of draws and sampler.
-        site: The site's index in the order of execution, or the number of its name.
-        drop_prob: The probability of a zero, resolved to 2⁻³².
-        draws: The draws, within `range(keys.n_draws)`.
-        rows: The rows with their own masks; None for one mask shared by all rows.
-        shape: The shape of one mask.
-        dtype: The floating dtype of the result.
-        device: The device of the result.
-        units: The units, if numbered by absolute position; by default in row-major order.
+    `drop_prob` is resolved to 2⁻³². `units` are numbered by absolute position; by default in row-major order.
     """
     spec = (keys, site, draws, rows, shape, device, dtype, drop_prob)
     return _kept(spec, dtype.itemsize, units, lambda words: _thresholded(words, drop_prob, dtype))

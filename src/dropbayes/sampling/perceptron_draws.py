@@ -217,14 +217,8 @@ def prepare(
 ) -> PerceptronDraws:
     """Some draws of a perceptron, prepared.
 
-    Args:
-        net: The layers.
-        keys: Seed, number of draws and sampler.
-        draws: The draws.
-        block: The number of rows in a product.
-        per_row: Whether each row has its own masks.
-        integrate: Whether to integrate over the last dropout, which must be right before the last layer.
-        like: The rows: their dtype and device are those of the masks.
+    `block` is the number of rows in a product. With `integrate`, the last dropout must be right before the last layer.
+    The masks have the dtype and device of `like`.
     """
     steps, last = _steps(net.layers, keys, draws, per_row, integrate, like)
     widest = len(draws) * max(layer.out_features for layer in net.layers if isinstance(layer, nn.Linear))

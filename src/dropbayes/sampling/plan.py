@@ -21,6 +21,7 @@ from dropbayes.sampling.inspection import Inspection, check_batch, forget, inspe
 from dropbayes.sampling.masks import Keys, Positions
 from dropbayes.sampling.perceptron import Perceptron, perceptron
 from dropbayes.sampling.perceptron_draws import perceptron_moments, prepare
+from dropbayes.sampling.probes import equal_but_for_rounding
 from dropbayes.sampling.profile import Profile
 from dropbayes.sampling.sequences import sequence_lengths
 from dropbayes.sampling.settings import Sampling
@@ -105,7 +106,7 @@ class Plan:
 
         A network that turns out to differ from its profile is inspected again, and then run by the plain loop.
         """
-        plan, start = self, 0
+        plan, start, together = self, 0, self._rows_together(inputs, first_row)
         started = (
             self.started[2] if self.started and self.started[0] is inputs and self.started[1] == first_row else None
         )
@@ -130,9 +131,28 @@ class Plan:
                         raise
                     size = max(1, size // 2)
                     continue
+                several = [out[draws.start : draws.stop, rows.start : rows.stop] for out in together]
+                if rows.stop <= _COMPARED_ROWS and not all(map(equal_but_for_rounding, several, block.outputs)):
+                    raise ValueError(
+                        "`net` chooses a branch by a value that it takes from all rows of a batch: its rows depend on "
+                        "each other. Pass row_axis=None to take the whole input as one row."
+                    )
                 yield block
                 position = draws.stop
             start = rows.stop
+
+    def _rows_together(self, inputs: Inputs, first_row: int) -> list[Tensor]:
+        """The draws of the first rows as a batch, if rows choose branches: each must have them alone."""
+        n_rows = min(inputs.n_rows, _COMPARED_ROWS)
+        if self.inspection is None or not self.profile.rows_branch or self.strategy != ONE_BY_ONE or n_rows == 1:
+            return []
+        leaves, rows = cloned_leaves(inputs.rows(range(n_rows))), range(first_row, first_row + n_rows)
+        work = Work(self.inspection.network, inputs, leaves, self.draws, rows)
+        try:
+            with self._running():
+                return evaluate(DRAW_BY_DRAW, self.spec, work)
+        except Exception:  # no mask can be laid on rows that go different ways
+            return []
 
     def collected(self, inputs: Inputs, *, first_row: int = 0) -> tuple[list[Tensor], list[Tensor]]:
         """All draws `[draw, row, ...]`, and their mean variances `[row, ...]` over an integrated last layer, if any."""
@@ -257,15 +277,8 @@ def make_plan(
     inspection: while a GPU works, the comparison, which takes milliseconds for hundreds of modules, costs no time. A
     block that started in vain is dropped.
 
-    Args:
-        net: The network.
-        inputs: Its inputs; only their form matters.
-        keys: Seed, number of draws and sampler.
-        masks: "shared" or "row".
-        sampling: The other settings.
-        moments_only: Whether only moments are wanted: the last site is then integrated over, if the last layer allows
-            it.
-        first_row: The number by which the first row is keyed, if these inputs will be run as they are.
+    With `moments_only`, the last site is integrated over, if the last layer allows it. `first_row` is the number by
+    which the first row is keyed, if these inputs will be run as they are.
     """
     if masks not in MASKS:
         raise ValueError(f"`masks` must be one of {', '.join(map(repr, MASKS))}; got {masks!r}.")

@@ -27,14 +27,7 @@ _COUNTED = ("position_ids", "decoder_position_ids", "cache_position")  # continu
 
 
 def with_positions(prober: Prober, flags: Flags, chosen: Probe, sites: tuple[Site, ...]) -> tuple[Site, ...]:
-    """The sites with the axes that hold positions; raises, naming the site, if they cannot be found.
-
-    Args:
-        prober: Makes probes of the network.
-        flags: The training flags of a draw.
-        chosen: The probe of one row with these flags.
-        sites: The sites, as met by a batch.
-    """
+    """The sites with the axes that hold positions; raises, naming the site, if they cannot be found."""
     inputs = prober.inputs
     axes = sequence_axes(inputs)
     if not any(axes):
