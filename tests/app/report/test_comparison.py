@@ -33,7 +33,7 @@ def test_the_classes_of_simple_models_keep_their_numbers(classifier):
 def test_shifts_are_the_distances_of_kolmogorov_and_smirnov():
     rng = np.random.default_rng(0)
     before, after = rng.normal(size=(300, 2)), rng.normal(size=(200, 2)) + np.array([0.0, 1.0])
-    first, second = shifts(features_of(after, ["a", "b"]), features_of(before, ["a", "b"]), {})
+    first, second = shifts(features_of(after, ["a", "b"], training=before), {})
     assert (first.name, second.name) == ("b", "a")
     assert first.distance == pytest.approx(ks_2samp(before[:, 1], after[:, 1]).statistic)
     assert first.p_value < 1e-6 < second.p_value
@@ -42,14 +42,13 @@ def test_shifts_are_the_distances_of_kolmogorov_and_smirnov():
 
 
 def test_new_categories_lie_outside():
-    before = Feature("c", (0,), np.array(["x", "y"] * 50, dtype=object))
-    after = Feature("c", (0,), np.array(["x", "y", "z", "z"] * 10, dtype=object))
-    [shift] = shifts([after], [before], {})
+    before, after = (np.array(list(letters), dtype=object) for letters in ("xy" * 50, "xyzz" * 10))
+    [shift] = shifts([Feature("c", (0,), after, trained=before)], {})
     assert (shift.distance, shift.outside) == (0.5, 0.5)
 
 
 def test_ranges_alone_tell_what_lies_outside():
-    [shift] = shifts([Feature("a", (0,), np.array([0.0, 1.0, 2.0, 3.0]))], [], {"a": (0.5, 2.5)})
+    [shift] = shifts([Feature("a", (0,), np.array([0.0, 1.0, 2.0, 3.0]))], {"a": (0.5, 2.5)})
     assert (shift.outside, shift.distance) == (0.5, None)
 
 

@@ -12,10 +12,10 @@ def test_the_curves_drawn_are_the_librarys(classifier, regressor):
     x, y = regression_rows(150, seed=5)
     measured = measurements.regression(regressor, x, y)
     for figure, expected in (
-        (figures.coverage(measured.reliability), (measured.reliability.claimed, measured.reliability.observed)),
-        (figures.risk_coverage(measured.risk, loss="l", percent=False), (measured.risk.coverage, measured.risk.risk)),
+        (figures.coverage(measured), (measured.reliability.claimed, measured.reliability.observed)),
+        (figures.risk_coverage(measured), (measured.risk.coverage, measured.risk.risk)),
     ):
-        drawing = svg.render(figure, width=900, height=400)
+        drawing = svg.draw(figure, width=900, height=400)
         horizontal, vertical = scales_of(drawing)
         path = re.search(r'class="measured" d="M([^"]*)"', drawing)[1]
         pixels = np.array([[float(v) for v in pair.split()] for pair in path.split("L")])
@@ -26,8 +26,8 @@ def test_the_curves_drawn_are_the_librarys(classifier, regressor):
 def test_a_square_of_the_confusion_is_the_share_of_its_true_class():
     labels = np.array([0, 0, 0, 0, 1, 1])
     predicted = np.array([0, 0, 0, 1, 1, 0])
-    measured = measurements.Classification(1, labels, np.eye(2)[predicted], *[np.zeros(6)] * 3)
-    drawing = svg.render(figures.confusion(measured, ["a", "b"]), width=450, height=400)
+    measured = measurements.Classification(1, labels, np.eye(2)[predicted], *[np.zeros(6)] * 3, classes="ab")
+    drawing = svg.draw(figures.confusion(measured, ""), width=450, height=400)
     x, y = scales_of(drawing)
     squares = {
         (int(y.inverse(float(top) + 5)), int(x.inverse(float(left) + 5))): float(opacity)

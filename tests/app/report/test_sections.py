@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dropbayes import calibration, information
-from dropbayes.app.report import measurements, report, sections
+from dropbayes.app.report import figures, measurements, report, sections
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
 from dropbayes.predictive.mixtures import Mixture
 from dropbayes.runtime import formatting
@@ -52,7 +52,7 @@ def test_any_number_of_classes(n_classes):
     assert len(text) < 400_000
     page = Page(text)
     assert f"one of {n_classes} classes" in page.text
-    assert ('id="figure-confusion"' in text) == (n_classes <= sections.MAX_CONFUSION)
+    assert ('id="figure-confusion"' in text) == (n_classes <= figures.MAX_CONFUSION)
 
 
 def test_a_class_that_is_never_predicted_is_told(classifier):

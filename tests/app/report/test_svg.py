@@ -82,7 +82,7 @@ def test_every_mark_is_drawn_where_its_data_are(size):
             svg.bars(xs - 0.5, xs + 0.5, ys, kind="bar"),
         ),
     )  # fmt: skip
-    drawing = svg.render(figure, width=size[0], height=size[1])
+    drawing = svg.draw(figure, width=size[0], height=size[1])
     x, y = scales_of(drawing)
 
     def points(kind):
@@ -105,7 +105,7 @@ def test_every_mark_is_drawn_where_its_data_are(size):
 def test_texts_along_an_axis_do_not_touch():
     ticks = tuple((k + 0.5, f"a long class name {k}") for k in range(20))
     figure = svg.Figure("k", "t", "d", svg.Axis(0.0, 20.0, "x", ticks=ticks), svg.Axis(0.0, 1.0, "y"), ())
-    drawing = svg.render(figure, width=346, height=300)
+    drawing = svg.draw(figure, width=346, height=300)
     below = re.findall(r'class="tick" x="([\d.]+)" y="[\d.]+" text-anchor="middle">([^<]+)', drawing)
     places = [(float(position), len(text)) for position, text in below]
     assert places and all(b[0] - a[0] > 6 * (a[1] + b[1]) / 2 for a, b in pairwise(places))

@@ -76,20 +76,20 @@ def report(
     shown = inputs.shown_columns(columns or {}, len(rows))
     known = None
     if training is not None:
-        trained_on = inputs.input_rows(view, training[0], "training", at_least=1)
-        known = trained_on, inputs.outcomes(view, training[1], len(trained_on), "training")
+        trained = inputs.input_rows(view, training[0], "training")
+        known = trained, inputs.outcomes(view, training[1], len(trained), "training")
     arguments = inputs.ReportInputs(
         model=view,
         x=rows,
         y=inputs.outcomes(view, y, len(rows), "y"),
         target=printable_name(target),
         columns=list(zip(labels, rows.T.tolist(), strict=True)) if columns is None else shown,
-        provenance=inputs.facts(provenance or {}),
+        provenance=provenance or {},
         names=labels,
         band_feature=band_feature,
         training=known,
-        unknown=None if unknown is None else inputs.input_rows(view, unknown, "unknown", at_least=1),
-        features=inputs.named_features(rows, labels, features, dict(shown)),
+        unknown=None if unknown is None else inputs.input_rows(view, unknown, "unknown"),
+        features=inputs.named_features(rows, labels, features, dict(shown), known and known[0]),
         ranges={printable_name(label): ends for label, ends in (ranges or {}).items()},
     )
     return render(printable_name(title, max_length=160), *page_sections(arguments))

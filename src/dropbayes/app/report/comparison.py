@@ -36,8 +36,10 @@ class Baseline(NamedTuple):
         return self.gap is not None and self.gap < -2
 
 
-def baselines(measured: Measured, x: Numbers, training: tuple[Numbers, NumpyArray]) -> list[Baseline]:
+def baselines(measured: Measured, x: Numbers, training: tuple[Numbers, NumpyArray] | None) -> list[Baseline]:
     """Our model and simple ones fitted to the training rows (an even selection of many), scored on the same rows."""
+    if training is None:
+        return []
     rows = even_selection(len(training[0]), 20_000)
     known = training[0][rows], training[1][rows]
     lines = []
@@ -111,48 +113,35 @@ class Shift(NamedTuple):
     p_value: float | None = None  # of such a distance by chance
 
 
-def shifts(
-    features: Sequence[Feature], training: Sequence[Feature], ranges: Mapping[str, tuple[float, float]]
-) -> list[Shift]:
-    """The features, the most shifted first; `ranges` are the ends of training values where `training` is not known."""
-    known = {feature.name: feature for feature in training}
-    measured = [_shift(feature, known.get(feature.name), ranges.get(feature.name)) for feature in features]
+def shifts(features: Sequence[Feature], ranges: Mapping[str, tuple[float, float]]) -> list[Shift]:
+    """The features, the most shifted first; `ranges` are the ends of training values where those are not known."""
+    measured = [_shift(feature, *ranges.get(feature.name, (-math.inf, math.inf))) for feature in features]
     return sorted(measured, key=lambda one: (-(one.distance or 0.0), -one.outside))
 
 
-def _shift(feature: Feature, before: Feature | None, limits: tuple[float, float] | None) -> Shift:
-    after = _typical_value(feature)
-    if before is None or before.is_number != feature.is_number:
-        outside = _share_outside(feature.values, *limits) if limits is not None and feature.is_number else 0.0
-        return Shift(feature.name, "", after, outside)
+def _shift(feature: Feature, low: float, high: float) -> Shift:
+    values, trained = feature.values, feature.trained
+    after = feature.typical(values)
+    if trained is None:
+        outside = ((values < low) | (values > high)).mean() if feature.is_number else 0.0
+        return Shift(feature.name, "", after, float(outside))
+    before = feature.typical(trained)
     if feature.is_number:
-        one, other = (values[np.isfinite(values)] for values in (before.values, feature.values))
+        one, other = (side[np.isfinite(side)] for side in (trained, values))
         if not len(one) or not len(other):
-            return Shift(feature.name, _typical_value(before), after)
+            return Shift(feature.name, before, after)
         test = scipy.stats.ks_2samp(one, other, method="asymp")
         distance, p_value = float(test.statistic), float(test.pvalue)
-        outside = _share_outside(feature.values, float(one.min()), float(one.max()))
+        outside = float(((values < one.min()) | (values > one.max())).mean())
     else:
-        sides = [side.values.astype(str) for side in (before, feature)]
+        sides = [side.astype(str) for side in (trained, values)]
         levels = np.unique(np.concatenate(sides))
         counts = np.array([[(side == level).sum() for level in levels] for side in sides])
         shares = counts / counts.sum(1, keepdims=True)
         distance = float(np.abs(shares[0] - shares[1]).sum() / 2)
         p_value = float(scipy.stats.chi2_contingency(counts).pvalue) if len(levels) > 1 else 1.0
         outside = float(shares[1][counts[0] == 0].sum())
-    return Shift(feature.name, _typical_value(before), after, outside, distance, p_value)
-
-
-def _share_outside(values: Numbers, low: float, high: float) -> float:
-    return float(((values < low) | (values > high)).mean())
-
-
-def _typical_value(feature: Feature) -> str:
-    if feature.is_number:
-        present = feature.values[np.isfinite(feature.values)]
-        return feature.text(np.median(present)) if len(present) else "–"
-    names, counts = np.unique(feature.values.astype(str), return_counts=True)
-    return str(names[counts.argmax()])
+    return Shift(feature.name, before, after, outside, distance, p_value)
 
 
 def shift_section(measured: Sequence[Shift], *, only_ranges: bool) -> Section:

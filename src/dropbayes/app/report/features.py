@@ -33,6 +33,7 @@ class Feature:
     columns: tuple[int, ...]  # of the inputs
     values: NumpyArray  # numbers, or texts
     is_date: bool = False  # the numbers are dates, as decimal years
+    trained: NumpyArray | None = None  # its values in the training rows, where those are known
     labels: Mapping[float, str] = field(default_factory=dict)  # texts of some of the numbers, such as yes and no
 
     @property
@@ -77,6 +78,14 @@ class Feature:
                 labels[float(value)] = printable_name(written.pop(), max_length=40)
         return replace(self, labels=labels)
 
+    def typical(self, values: NumpyArray) -> str:
+        """The median of some of its values, or the commonest."""
+        if self.is_number:
+            present = values[np.isfinite(values)]
+            return self.text(np.median(present)) if len(present) else "–"
+        names, counts = np.unique(values.astype(str), return_counts=True)
+        return str(names[counts.argmax()])
+
     def parts(self) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
         """The rows with some of its values and those values in words: quarters of a number, else the commonest."""
         values = self.values
@@ -94,7 +103,9 @@ class Feature:
             yield self.text(math.nan), missing
 
 
-def features_of(x: Numbers, names: Sequence[str], groups: Mapping[str, Sequence[int]] | None = None) -> list[Feature]:
+def features_of(
+    x: Numbers, names: Sequence[str], groups: Mapping[str, Sequence[int]] | None = None, training: Numbers | None = None
+) -> list[Feature]:
     """The features of the inputs `[row, input]`, from the inputs that each became; by default every input is one.
 
     The names of a category's inputs end in " = " and its text, that of a flag in " is missing", and that of the first
@@ -105,16 +116,20 @@ def features_of(x: Numbers, names: Sequence[str], groups: Mapping[str, Sequence[
         >>> features_of(x, ["city = Oslo", "city = Rome"], {"city": (0, 1)})[0].values.tolist()
         ['Oslo', 'Rome']
     """
-    groups = {name: (k,) for k, name in enumerate(names)} if groups is None else groups
-    features = []
-    for name, columns in groups.items():
+
+    def values(x: Numbers, columns: Sequence[int]) -> NumpyArray:
         flags = [k for k in columns if names[k].endswith(" is missing") and len(columns) > 1]
         levels = [k for k in columns if " = " in names[k] and k not in flags]
-        values: NumpyArray = np.where(x[:, flags].any(1), np.nan, x[:, columns[0]].astype(float))
-        if len(levels) > 1:
-            texts = np.array([names[k].rpartition(" = ")[2] for k in levels], dtype=object)
-            values = np.where(x[:, levels].any(1), texts[x[:, levels].argmax(1)], "(missing)").astype(object)
-        features.append(Feature(name, tuple(columns), values, is_date=names[columns[0]] == f"{name}: year"))
+        if len(levels) < 2:
+            return np.where(x[:, flags].any(1), np.nan, x[:, columns[0]].astype(float))
+        texts = np.array([names[k].rpartition(" = ")[2] for k in levels], dtype=object)
+        return np.where(x[:, levels].any(1), texts[x[:, levels].argmax(1)], "(missing)").astype(object)
+
+    features = []
+    for name, columns in (groups or {name: (k,) for k, name in enumerate(names)}).items():
+        known = None if training is None else values(training, columns)
+        is_date = names[columns[0]] == f"{name}: year"
+        features.append(Feature(name, tuple(columns), values(x, columns), is_date, known))
     return features
 
 
@@ -196,23 +211,25 @@ def features_section(features: Sequence[Feature], measured: Measured, ranked: Se
     shuffled = f"if a feature is shuffled among {min(len(measured.loss), SHUFFLED_ROWS):,} rows"
     caption = f"The rise of the {measured.shuffled_loss} {shuffled}; ± one standard error.{more}"
     tables = [Table("importance", caption, ["feature", "rise", Column("of the greatest", share=True)], rows)]
-    real = [f"{one.name} matters most." for one in ranked if one.rise > 2 * one.error]
-    said = (real or ["No feature matters beyond chance."])[:1]
+    said = "No feature matters beyond chance."
+    if real := [one for one in ranked if one.rise > 2 * one.error]:
+        said = f"{real[0].name} matters most."
     if parts := segments(measured, sorted(features, key=lambda feature: order[feature.name])[:5]):
-        faults, table = _segment_table(parts, measured)
-        said, tables = [*said, *faults], [*tables, table]
-    return Section("features", "What matters, and where it errs", " ".join(said), tables=tables)
+        fault, table = _segment_table(parts, measured)
+        said, tables = f"{said} {fault}", [*tables, table]
+    return Section("features", "What matters, and where it errs", said, tables=tables)
 
 
-def _segment_table(parts: Sequence[Segment], measured: Measured) -> tuple[list[str], Table]:
-    """What is beyond chance among so many parts, in sentences and in the table."""
+def _segment_table(parts: Sequence[Segment], measured: Measured) -> tuple[str, Table]:
+    """What is beyond chance among so many parts, in words and in the table."""
     # The standard errors that the greatest of so many numbers exceeds with a probability of at most 5 % (Bonferroni).
     limit = float(scipy.special.ndtri(1 - 0.025 / (2 * len(parts))))
     worst, off = max(parts, key=lambda part: part.sigmas), min(parts, key=lambda part: part.surprise_sigmas)
-    faults = [f"Errors are largest where {worst.feature} is {worst.values}."] if worst.sigmas > limit else []
-    fault = f"{measured.claims} are not too sure of themselves in any of the parts below, as far as can be told."
+    fault = f"Errors are largest where {worst.feature} is {worst.values}. " if worst.sigmas > limit else ""
     if off.surprise_sigmas < -limit:
-        fault = f"{measured.too_sure(off.surprise)} where {off.feature} is {off.values}."
+        fault += f"{measured.too_sure(off.surprise)} where {off.feature} is {off.values}."
+    else:
+        fault += f"{measured.claims} are not too sure of themselves in any of the parts below, as far as can be told."
     rows = [
         [part.feature, part.values, f"{part.n_rows:,}", measured.show(part.loss), measured.surprise_text(part.surprise)]
         for part in parts
@@ -221,4 +238,4 @@ def _segment_table(parts: Sequence[Segment], measured: Measured) -> tuple[list[s
     heads = map(Column, ("rows", measured.loss_name, measured.surprise_name))
     caption = "The most important features in parts; in colour what is beyond chance among so many parts."
     table = Table("segments", caption, ["feature", Column("values", number=False), *heads], rows, notable)
-    return [*faults, fault], table
+    return fault, table

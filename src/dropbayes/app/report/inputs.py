@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,26 +26,13 @@ class ReportInputs:
     y: NumpyArray
     target: str
     columns: list[tuple[str, Sequence[object]]]
-    provenance: list[tuple[str, str, bool]]  # a label, a text, and whether the text is a command
+    provenance: Mapping[str, str]
     names: list[str]
     band_feature: int | None
     training: tuple[Numbers, NumpyArray] | None
     unknown: Numbers | None
     features: list[Feature]
     ranges: dict[str, tuple[float, float]]
-
-    @property
-    def training_features(self) -> list[Feature]:
-        """The features of the training rows, where those are known."""
-        groups = {feature.name: feature.columns for feature in self.features}
-        known = features_of(self.training[0], self.names, groups) if self.training else []
-        return [replace(one, labels=feature.labels) for one, feature in zip(known, self.features, strict=False)]
-
-    @property
-    def all_rows(self) -> Numbers:
-        """The rows judged, trained on and unknown."""
-        parts = self.x, None if self.training is None else self.training[0], self.unknown
-        return np.concatenate([part for part in parts if part is not None])
 
 
 def fitted_model(model: Model) -> Model:
@@ -63,7 +49,7 @@ def fitted_model(model: Model) -> Model:
     return view
 
 
-def input_rows(model: Model, x: Array, label: str, *, at_least: int) -> Numbers:
+def input_rows(model: Model, x: Array, label: str, *, at_least: int = 1) -> Numbers:
     """The inputs as finite numbers, `[row, feature]`."""
     rows = finite_tensor(label, x, axes="[row, feature]").double().numpy()
     if rows.shape[1] != model.n_features_in_ or len(rows) < at_least:
@@ -99,7 +85,11 @@ def input_names(model: Model, names: Sequence[str] | None, n_inputs: int) -> lis
 
 
 def named_features(
-    x: Numbers, names: list[str], features: Mapping[str, Sequence[int]] | None, texts: Mapping[str, Sequence[object]]
+    x: Numbers,
+    names: list[str],
+    features: Mapping[str, Sequence[int]] | None,
+    texts: Mapping[str, Sequence[object]],
+    training: Numbers | None,
 ) -> list[Feature]:
     """The features, with the numbers of some written as in `texts`."""
     groups = None
@@ -107,7 +97,7 @@ def named_features(
         groups = {printable_name(label): [int(column) for column in columns] for label, columns in features.items()}
         if sorted(column for columns in groups.values() for column in columns) != list(range(x.shape[1])):
             raise ValueError(f"`features` must share out the {x.shape[1]} columns of `x`, each to one feature.")
-    known = features_of(x, names, groups)
+    known = features_of(x, names, groups, training)
     return [feature.with_labels(texts[feature.name]) if feature.name in texts else feature for feature in known]
 
 
@@ -122,10 +112,3 @@ def shown_columns(columns: Mapping[str, Sequence[object]], n_rows: int) -> list[
             raise ValueError(f"`columns` must have one value for each of the {n_rows} rows; {name!r} has {len(cells)}.")
         shown.append((printable_name(label, max_length=40), cells))
     return shown
-
-
-def facts(provenance: Mapping[str, str]) -> list[tuple[str, str, bool]]:
-    """Labels and texts of what was done, and whether each text is a command."""
-    known = [(printable_name(label), printable_name(text, max_length=1000)) for label, text in provenance.items()]
-    command = re.compile(r"(dropbayes|python) [a-z-]")
-    return [(label[:1].upper() + label[1:], text, bool(command.match(text))) for label, text in known]

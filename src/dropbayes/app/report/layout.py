@@ -6,8 +6,8 @@ import csv
 import io
 import re
 import urllib.parse
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.resources import files
 
 import jinja2
@@ -27,27 +27,6 @@ class Answer:
     figure: str
     text: Markup
     tone: str = "plain"
-
-
-@dataclass(frozen=True, eq=False)
-class Chart:
-    """A figure with its caption, over the whole width or half of it; drawn for a laptop and for a phone."""
-
-    figure: svg.Figure
-    caption: str
-    heading: str = ""
-    half: bool = False
-
-    def drawn(self, *, narrow: bool) -> Markup:
-        width, height = (346, 300) if narrow else (450 if self.half else 900, 400)
-        return svg.render(self.figure, width=width, height=height)
-
-    @staticmethod
-    def swatch(kind: str) -> str:
-        """The path of a mark's example in the legend: an area, a dot or a line."""
-        if kind in ("outer", "inner", "chance", "haze", "bar", "faint-bar", "wrong-bar"):
-            return "M0 1H26V13H0Z"
-        return "M13 7h0" if kind in ("truth", "miss", "known", "bin") else "M1 7H25"
 
 
 @dataclass(frozen=True)
@@ -87,11 +66,11 @@ class Section:
     heading: str
     intro: str | Markup = ""
     answers: Sequence[Answer] = ()
-    charts: Sequence[Chart] = ()
+    charts: Sequence[svg.Figure] = ()
     scores: Sequence[ScoreValue] = ()
     caption: str = ""  # of the scores
     tables: Sequence[Table] = ()
-    facts: Sequence[tuple[str, str, bool]] = ()  # a label, a text, and whether the text is a command
+    facts: Mapping[str, str] = field(default_factory=dict)  # texts by their labels
 
     @property
     def download(self) -> str:
@@ -120,7 +99,8 @@ def render(title: str, lede: Markup, parts: Sequence[Section]) -> str:
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     # Binds percent signs to their numbers.
     environment.filters["unbroken"] = lambda text: Markup(re.sub(r"(?<=\d) %", "\u00a0%", escape(text)))
-    environment.globals.update(score_text=score_text, zip=zip, version=__version__)
+    environment.tests["command"] = re.compile(r"(dropbayes|python) [a-z-]").match
+    environment.globals.update(draw=svg.draw, swatch=svg.swatch, score_text=score_text, zip=zip, version=__version__)
     template = environment.from_string(folder.joinpath("page.html").read_text(encoding="utf-8"))
     style = Markup(folder.joinpath("style.css").read_text(encoding="utf-8").strip())
     return template.render(title=title, lede=lede, parts=parts, style=style) + "\n"

@@ -7,7 +7,7 @@ Nothing here has a formula of its own: scores come from `dropbayes.predictive.sc
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,7 +21,7 @@ from dropbayes.predictive import ClassOutcomes, RegressionOutcomes, draw_mean
 from dropbayes.predictive.agreement import bias, class_agreement, interval_agreement
 from dropbayes.predictive.scoring import ScoreValue, reliability_curve, risk_curve, score_values
 from dropbayes.runtime.arrays import Numbers
-from dropbayes.runtime.formatting import number, percent
+from dropbayes.runtime.formatting import number, percent, printable_name
 from dropbayes.scores import RiskCoverage, information
 
 Labels = npt.NDArray[np.int64]
@@ -51,12 +51,14 @@ class Regression:
     in_series: bool = field(default=False, kw_only=True)  # whether the rows follow one another
 
     loss_name = shuffled_loss = "mean absolute error"
-    claims, surprise_name = "Intervals", "95 % interval holds"
+    claims, surprise_name, total_name = "Intervals", "95 % interval holds", "variance"
     show = staticmethod(number)
 
     def __post_init__(self) -> None:
         self.total = self.epistemic + self.aleatoric
         self.uncertainty = self.std  # by which rows are ranked
+        self.most_uncertain = np.argsort(-self.uncertainty, kind="stable")[:10]
+        self.epistemic_share = float(self.epistemic.mean() / max(self.total.mean(), 1e-300))
         self.loss = np.abs(self.y - self.mean)
         self.inside = (self.lower <= self.y) & (self.y <= self.upper)
         # How far each row's success is from the probability claimed for it, and the variance that claim implies.
@@ -92,13 +94,16 @@ class Classification:
     total: Numbers  # entropy of the probabilities
     epistemic: Numbers  # mutual information
     aleatoric: Numbers  # expected entropy
+    classes: Sequence[str] = field(default=(), kw_only=True)  # their names
 
     loss_name, shuffled_loss = "error rate", "negative log-likelihood (nats)"
-    claims, surprise_name = "Probabilities", "accuracy − confidence"
+    claims, surprise_name, total_name = "Probabilities", "accuracy − confidence", "entropy"
     show = staticmethod(percent)
 
     def __post_init__(self) -> None:
         self.uncertainty = self.total  # by which rows are ranked
+        self.most_uncertain = np.argsort(-self.uncertainty, kind="stable")[:10]
+        self.epistemic_share = float(self.epistemic.mean() / max(self.total.mean(), 1e-300))
         self.predicted, self.confidence = self.probabilities.argmax(1), self.probabilities.max(1)
         self.loss = (self.predicted != self.labels).astype(float)
         self.log_likelihood = scores.class_log_likelihood(self.probabilities, self.labels).numpy()
@@ -144,7 +149,9 @@ def classification(model: DropoutClassifier, x: Numbers, labels: Labels) -> Clas
         probabilities, n_draws = draw_mean(draws), len(draws)
         parts = information.mutual_information(draws), information.expected_entropy(draws)
         blocks.append((probabilities, information.entropy(probabilities), *parts))
-    return Classification(n_draws, labels, *(torch.cat(column).numpy() for column in zip(*blocks, strict=True)))
+    columns = (torch.cat(column).numpy() for column in zip(*blocks, strict=True))
+    classes = [printable_name(label, max_length=40) for label in model.classes_.tolist()]
+    return Classification(n_draws, labels, *columns, classes=classes)
 
 
 def _refuse_infinite(draws: Tensor, rows: slice) -> None:
@@ -152,11 +159,6 @@ def _refuse_infinite(draws: Tensor, rows: slice) -> None:
     if infinite.any():
         row = rows.start + int(infinite.int().argmax())
         raise ValueError(f"`x` must lie where the model predicts finite numbers; row {row} does not.")
-
-
-def most_uncertain(measured: Measured) -> npt.NDArray[np.intp]:
-    """The ten rows of the greatest uncertainty, the greatest first."""
-    return np.argsort(-measured.uncertainty, kind="stable")[:10]
 
 
 def even_selection(n_rows: int, max_rows: int) -> npt.NDArray[np.int64]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import scipy.optimize
@@ -14,11 +13,11 @@ from markupsafe import Markup
 from sklearn.metrics import precision_recall_fscore_support
 
 from dropbayes import calibration
-from dropbayes.app.report import comparison, figures, measurements, summary, svg
-from dropbayes.app.report.features import Feature, features_section, importances
+from dropbayes.app.report import comparison, figures, measurements, summary
+from dropbayes.app.report.features import features_section, importances
 from dropbayes.app.report.inputs import ReportInputs
-from dropbayes.app.report.layout import Chart, Column, Section, Table
-from dropbayes.app.report.measurements import Classification, Measured, Regression, most_uncertain, risk_after_deferring
+from dropbayes.app.report.layout import Column, Section, Table
+from dropbayes.app.report.measurements import Classification, Measured, Regression
 from dropbayes.plots import percentile_text
 from dropbayes.predictive import draw_mean
 from dropbayes.predictive.agreement import MIN_ROWS
@@ -27,65 +26,64 @@ from dropbayes.runtime.arrays import Numbers, NumpyArray
 from dropbayes.runtime.formatting import count, fixed_point, number, percent, printable_name
 from dropbayes.scores import class_log_likelihood
 
-MAX_CLASSES, MAX_CONFUSION = 30, 20
-"""The maximum number of classes in the table of classes, and in a confusion matrix that can be read."""
-
-
-class Opening(NamedTuple):
-    """What a regression and a classifier each say in their own way."""
-
-    lede: Markup  # the line below the title
-    sections: list[Section]
-    tables: list[Table]  # beside the scores
-    results: list[tuple[Column, list[str]]]  # columns of the most uncertain rows
-    unit: str  # of their uncertainty
+MAX_CLASSES = 30
+"""The maximum number of classes in the table of classes."""
 
 
 def page_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
     """The line below the title, and the sections."""
-    model, x, y = inputs.model, inputs.x, inputs.y
-    classes = hasattr(model, "classes_")
-    along = None if inputs.band_feature is None else x[:, inputs.band_feature]
-    in_series = along is not None and bool((np.diff(along) >= 0).all())
-    measured: Measured = (
-        measurements.classification(model, x, y)
-        if classes
-        else measurements.regression(model, x, y, in_series=in_series)
-    )
-    beside = comparison.baselines(measured, inputs.x, inputs.training) if inputs.training else []
-    shifts = comparison.shifts(inputs.features, inputs.training_features, inputs.ranges)
-    noise, transform = ("student", "none") if classes else (model.noise, model.transform_.name)
-    # A date of which most rows lie outside the training range, unless the model was fitted along it.
+    model, x, y, training, features = inputs.model, inputs.x, inputs.y, inputs.training, inputs.features
+    shifts = comparison.shifts(features, inputs.ranges)
     outside = {one.name for one in shifts if one.outside > 0.5}
-    dates = [one.name for one in inputs.features if one.is_date and inputs.band_feature not in one.columns]
-    fit = summary.Fit(noise, transform, beside, next((name for name in dates if name in outside), ""))
-    if isinstance(measured, Classification):
-        opening = _class_opening(inputs, measured, fit)
+    # A date of which most rows lie outside the training range, unless the model was fitted along it.
+    dates = [one.name for one in features if one.is_date and inputs.band_feature not in one.columns]
+    late = next((name for name in dates if name in outside), "")
+    measured: Measured
+    if hasattr(model, "classes_"):
+        measured = measurements.classification(model, x, y)
+        beside = comparison.baselines(measured, x, training)
+        fit = summary.Fit(beside=beside, time=late)
+        lede, opening, results = _class_opening(inputs, measured, fit)
+        tables = [_class_table(measured)]
     else:
-        opening = _regression_opening(inputs, measured, fit)
-    ranked = importances(model, x, y, inputs.features)
-    simple = [comparison.baseline_table(beside, len(inputs.training[0]))] if inputs.training else []
+        in_series = inputs.band_feature is not None and bool((np.diff(x[:, inputs.band_feature]) >= 0).all())
+        measured = measurements.regression(model, x, y, in_series=in_series)
+        beside = comparison.baselines(measured, x, training)
+        fit = summary.Fit(model.noise, model.transform_.name, beside, late)
+        lede, opening, results = _regression_opening(inputs, measured, fit)
+        tables = []
+    if training:
+        tables.append(comparison.baseline_table(beside, len(training[0])))
+    ranked = importances(model, x, y, features)
     caption = f"Scores on {len(x):,} rows. After ± stands one standard error over the rows, taken as independent."
     scores = list(measured.scores.values())
     parts = [
-        *opening.sections,
-        Section("scores", "Scores", scores=scores, caption=caption, tables=[*opening.tables, *simple]),
-        features_section(inputs.features, measured, ranked),
+        *opening,
+        Section("scores", "Scores", scores=scores, caption=caption, tables=tables),
+        features_section(features, measured, ranked),
     ]
-    if inputs.training or inputs.ranges:
-        parts.append(comparison.shift_section(shifts, only_ranges=inputs.training is None))
-    order = {one.name: place for place, one in enumerate(ranked)}
-    shown = sorted(inputs.columns, key=lambda column: order.get(column[0], len(order)))[:4]
-    parts += [_uncertain_section(inputs, measured, shown, opening), _deferral_section(measured)]
-    if len(inputs.x) >= MIN_ROWS and bool((model.population_.drop_prob > 0).any()):
+    if training or inputs.ranges:
+        parts.append(comparison.shift_section(shifts, only_ranges=training is None))
+    deferral = "If the most uncertain rows go to a person, how wrong is the model on the rest?"
+    parts += [
+        _uncertain_section(inputs, measured, [one.name for one in ranked], results),
+        Section("deferral", "What deferring would buy", deferral, charts=[figures.risk_coverage(measured)]),
+    ]
+    if len(x) >= MIN_ROWS and bool((model.population_.drop_prob > 0).any()):
         parts.append(_dropout_section(inputs, measured))
-    return opening.lede, [*parts, _provenance_section(inputs, measured)]
+    return lede, [*parts, _provenance_section(inputs, measured)]
 
 
-def _regression_opening(inputs: ReportInputs, measured: Regression, fit: summary.Fit) -> Opening:
+Results = list[tuple[Column, list[str]]]
+"""Columns of the most uncertain rows."""
+
+
+def _regression_opening(
+    inputs: ReportInputs, measured: Regression, fit: summary.Fit
+) -> tuple[Markup, list[Section], Results]:
     lede = Markup("Predictions of <b><bdi>{}</bdi></b> for {} rows with a known truth, each with its uncertainty.")
     intro = "An interval that claims 80 % should hold 80 % of the truths, at every level."
-    unit, top = float(np.median(measured.uncertainty)), most_uncertain(measured)
+    unit, top = float(np.median(measured.uncertainty)), measured.most_uncertain
     lower, upper, mean, truth = (
         [fixed_point(value, spread=unit) for value in values[top]]
         for values in (measured.lower, measured.upper, measured.mean, measured.y)
@@ -99,28 +97,21 @@ def _regression_opening(inputs: ReportInputs, measured: Regression, fit: summary
         (Column("aleatoric σ"), [number(value) for value in np.sqrt(measured.aleatoric[top])]),
     ]
     answers = summary.regression_answers(measured, target=inputs.target, fit=fit, features=inputs.features)
-    judged = "the curve should follow the diagonal" if measured.agreement.kind == "few" else measured.agreement.text
-    side, rank = measured.side, measured.scores["mean_pit"].value
-    verdict = f"predictions run {side}" if side else "no bias beyond chance"
-    ranks = f"Flat bars are ideal; the mean rank of the truth is {rank:.2f}: {verdict}."
-    coverage, transforms = figures.coverage(measured.reliability), figures.transforms(measured.pit)
-    charts = [
-        Chart(coverage, f"{measured.held}: {judged}.", "Claimed and observed coverage", half=True),
-        Chart(transforms, ranks, "Where in its prediction the truth falls", half=True),
-    ]
+    charts = [figures.coverage(measured), figures.transforms(measured)]
     sections = [
         Section("summary", "In short", answers=answers),
-        Section("predictions", "Predictions and truths", charts=[_band_chart(inputs, measured)]),
+        Section("predictions", "Predictions and truths", charts=[figures.predictions(inputs, measured)]),
         Section("reliability", "Are the intervals right?", intro, charts=charts),
     ]
-    return Opening(lede.format(inputs.target, f"{len(inputs.y):,}"), sections, [], results, "variance")
+    return lede.format(inputs.target, f"{len(inputs.y):,}"), sections, results
 
 
-def _class_opening(inputs: ReportInputs, measured: Classification, fit: summary.Fit) -> Opening:
-    classes = [printable_name(label, max_length=40) for label in inputs.model.classes_.tolist()]
+def _class_opening(
+    inputs: ReportInputs, measured: Classification, fit: summary.Fit
+) -> tuple[Markup, list[Section], Results]:
     lede = Markup("Predictions of <b><bdi>{}</bdi></b>, one of {} classes, for {} rows with a known truth.")
     intro = "Of the rows whose predicted class was given 80 %, 80 % should be right."
-    top = most_uncertain(measured)
+    classes, top = measured.classes, measured.most_uncertain
     results = [
         (Column("predicted", number=False), [classes[k] for k in measured.predicted[top]]),
         (Column("probability"), [percent(value) for value in measured.confidence[top]]),
@@ -129,104 +120,26 @@ def _class_opening(inputs: ReportInputs, measured: Classification, fit: summary.
         (Column("epistemic"), [number(value) for value in measured.epistemic[top]]),
         (Column("aleatoric"), [number(value) for value in measured.aleatoric[top]]),
     ]
-    curve, fullest = measured.reliability, int(measured.reliability.count.argmax())
-    caption = (
-        f"The fullest bin has {int(curve.count[fullest]):,} rows, claims {percent(float(curve.claimed[fullest]))} and "
-        f"is right in {percent(float(curve.observed[fullest]))}. Overall: {measured.agreement.text}."
-    )
-    reliability = Chart(figures.class_reliability(curve), caption)
     sections = [
         Section("summary", "In short", answers=summary.class_answers(measured, target=inputs.target, fit=fit)),
-        Section("predictions", "The probabilities", charts=_probability_charts(measured, classes)),
-        Section("reliability", "Are the probabilities right?", intro, charts=[reliability]),
+        Section("predictions", "The probabilities", charts=figures.probabilities(measured)),
+        Section("reliability", "Are the probabilities right?", intro, charts=[figures.class_reliability(measured)]),
     ]
-    line = lede.format(inputs.target, len(classes), f"{len(inputs.y):,}")
-    return Opening(line, sections, [_class_table(measured, classes)], results, "entropy")
+    return lede.format(inputs.target, len(classes), f"{len(inputs.y):,}"), sections, results
 
 
-# --- predictions ---------------------------------------------------------------------------------------------------
-
-
-def _band_chart(inputs: ReportInputs, measured: Regression) -> Chart:
-    n, held, feature = len(measured.y), measured.inside, 0 if inputs.x.shape[1] == 1 else inputs.band_feature
-    counted = f"{int(held.sum()):,} of {n:,} truths ({percent(float(held.mean()))}) lie inside their 95 % interval"
-    if feature is None or np.ptp(inputs.all_rows[:, feature]) == 0:
-        order = np.argsort(measured.mean, kind="stable")
-        curves = (values[order] for values in (measured.mean, measured.y, measured.lower, measured.upper))
-        rows = order[svg.thinned_indices(*curves, max_points=150)]
-        inner = inputs.model.predict_interval(inputs.x[rows], coverage=0.5)
-        some = f" ({len(rows):,} of the rows are drawn)" if len(rows) < n else ""
-        narrow, wide = (number(float(end)) for end in np.sort(measured.upper - measured.lower)[[0, -1]])
-        caption = f"{counted}{some}; the intervals are {narrow} to {wide} wide."
-        return Chart(figures.sorted_intervals(measured, inner, rows, target=inputs.target), caption)
-    x = inputs.all_rows
-    if x.shape[1] == 1:  # nothing but this feature: an even grid shows the function between the rows
-        x = np.linspace(x.min(), x.max(), 300)[:, None]
-    x = x[np.argsort(x[:, feature], kind="stable")]
-    x = x[svg.thinned_indices(x[:, feature], max_points=figures.MAX_POINTS)]
-    ends = (inputs.model.predict_interval(x, coverage=level) for level in (0.5, 0.95))
-    band = figures.Band(x[:, feature], inputs.model.predict(x), *ends)
-    known = None if inputs.training is None else (inputs.training[0][:, feature], inputs.training[1])
-    date = next((one for one in inputs.features if one.is_date and one.columns[0] == feature), None)
-    labels = {"x_label": inputs.names[feature] if date is None else date.name, "target": inputs.target}
-    figure = figures.band_along(band, inputs.x[:, feature], measured, known=known, date=date, **labels)
-    return Chart(figure, f"{counted}. {_widening(band, None if known is None else known[0], date)}")
-
-
-def _widening(band: figures.Band, known: Numbers | None, date: Feature | None) -> str:
-    """How the width of the 95 % interval varies along a feature, in a sentence."""
-    position, width = band.position, band.outer[1] - band.outer[0]
-
-    def at(index: int) -> str:
-        if date is not None:
-            return date.text(position[index])
-        return f"{position[index]:.6g}".replace("-", "−")  # no thousands marks: it may be a year
-
-    if known is None:
-        low, high = int(width.argmin()), int(width.argmax())
-        narrowest, widest = f"{at(low)} ({number(width[low])})", f"{at(high)} ({number(width[high])})"
-        return f"The 95 % interval is narrowest at {narrowest} and widest at {widest}."
-    inside = (position >= known.min()) & (position <= known.max())
-    if inside.all() or not inside.any():
-        return f"The 95 % interval is {number(float(width.mean()))} wide on average."
-    far = int(np.abs(position - np.median(known)).argmax())
-    return (
-        f"The 95 % interval is {number(float(width[inside].mean()))} wide on average over the rows trained on and "
-        f"{number(float(width[far]))} at {at(far)}, farthest from them."
-    )
-
-
-def _probability_charts(measured: Classification, classes: Sequence[str]) -> list[Chart]:
-    wrong, sure = measured.loss, measured.confidence > 0.9
-    among = f", {percent(float(1 - wrong[sure].mean()))} of them rightly" if sure.any() else ""
-    caption = (
-        f"{int(sure.sum()):,} of {count(len(wrong), 'row')} are given more than 90 %{among}; in all, "
-        f"{int(wrong.sum()):,} are wrong."
-    )
-    mistakes = measured.confusion * (1 - np.eye(len(classes), dtype=int))
-    i, j = np.unravel_index(mistakes.argmax(), mistakes.shape)
-    taken = f"{classes[i]} taken for {classes[j]} ({count(int(mistakes[i, j]), 'row')})"
-    worst = f"The commonest mistake: {taken}." if mistakes.any() else "No row is predicted wrongly."
-    if len(classes) > MAX_CONFUSION:
-        return [Chart(figures.confidences(measured), f"{caption} {worst}")]
-    return [
-        Chart(figures.confidences(measured), caption, "Probability of the predicted class", half=True),
-        Chart(figures.confusion(measured, classes), worst, "True and predicted classes", half=True),
-    ]
-
-
-def _class_table(measured: Classification, classes: Sequence[str]) -> Table:
+def _class_table(measured: Classification) -> Table:
     """Precision, recall and support of each class, the most frequent first."""
-    every = np.arange(len(classes))
+    classes = measured.classes
     precision, recall, f1, support = precision_recall_fscore_support(
-        measured.labels, measured.predicted, labels=every, zero_division=np.nan
+        measured.labels, measured.predicted, labels=np.arange(len(classes)), zero_division=np.nan
     )
     predicted = measured.confusion.sum(0)
     order = np.argsort(-support, kind="stable")[:MAX_CLASSES]
-    rows = []
-    for k in order:
-        shares = percent(precision[k]), percent(recall[k]), number(f1[k])
-        rows.append([classes[k], f"{support[k]:,}", f"{predicted[k]:,}", *shares])
+    rows = [
+        [classes[k], f"{support[k]:,}", f"{predicted[k]:,}", percent(precision[k]), percent(recall[k]), number(f1[k])]
+        for k in order
+    ]
     more = f" The {MAX_CLASSES} most frequent of {len(classes)} classes." if len(classes) > MAX_CLASSES else ""
     caption = (
         "Precision is the share of the rows predicted as a class that are of it, recall the share of its rows that are "
@@ -236,21 +149,21 @@ def _class_table(measured: Classification, classes: Sequence[str]) -> Table:
     return Table("classes", caption, ["class", "rows", "predicted", "precision", "recall", "F1"], rows, never)
 
 
-# --- the most uncertain rows ---------------------------------------------------------------------------------------
-
-
-def _uncertain_section(
-    inputs: ReportInputs, measured: Measured, shown: Sequence[tuple[str, Sequence[object]]], opening: Opening
-) -> Section:
-    top = most_uncertain(measured).tolist()
+def _uncertain_section(inputs: ReportInputs, measured: Measured, ranked: list[str], results: Results) -> Section:
+    """The most uncertain rows, with the columns that matter most: the features are `ranked`."""
+    top = measured.most_uncertain.tolist()
     percentiles, among = _percentiles(inputs, measured.uncertainty)
     share = np.clip(measured.epistemic / np.maximum(measured.total, 1e-300), 0, 1)
-    known = [(Column(label, number=all(_is_number(values[k]) for k in top)), values) for label, values in shown]
+    order = {name: place for place, name in enumerate(ranked)}
+    shown = [
+        (label, [values[k] for k in top])
+        for label, values in sorted(inputs.columns, key=lambda column: order.get(column[0], len(order)))[:4]
+    ]
     ranks = (percentile_text(percentiles[k]).replace("percentile ", "") for k in top)
     columns = [
         (Column("row"), [f"{k + 1:,}" for k in top]),
-        *((column, [_cell(values[k]) for k in top]) for column, values in known),
-        *opening.results,
+        *((Column(label, all(map(_is_number, values))), list(map(_cell, values))) for label, values in shown),
+        *results,
         (Column("epistemic share", share=True), [f"{100 * share[k]:.0f} %" for k in top]),
         (Column("percentile"), [rank.replace("above ", "> ").replace("below ", "< ") for rank in ranks]),
     ]
@@ -263,7 +176,7 @@ def _uncertain_section(
     table = Table("uncertain", caption, heads, list(zip(*cells, strict=True)))
     intro = (
         f"The row the model is least sure about is row {top[0] + 1:,}; {100 * share[top[0]]:.0f} % of its "
-        f"{opening.unit} is epistemic, which more data like it would shrink. The rest is noise."
+        f"{measured.total_name} is epistemic, which more data like it would shrink. The rest is noise."
     )
     return Section("uncertain", "The most uncertain rows", intro, tables=[table])
 
@@ -284,7 +197,7 @@ def _percentiles(inputs: ReportInputs, uncertainty: Numbers) -> tuple[list[float
 def _is_number(value: object) -> bool:
     """Whether the value reads as a number, and is then right-aligned."""
     try:
-        return not isinstance(value, bool) and math.isfinite(float(str(value)))
+        return math.isfinite(float(str(value)))
     except ValueError:
         return False
 
@@ -296,9 +209,6 @@ def _cell(value: object) -> str:
         return f"{value:.6g}".replace("-", "−")
     day = re.sub(r"(?<=\d{4}-\d\d-\d\d)[ T]00:00(:00)?$", "", str(value))  # the day alone, without midnight
     return printable_name(day, max_length=60)
-
-
-# --- the dropout, deferral, provenance -----------------------------------------------------------------------------
 
 
 def dropout_verdict(model: Any, x: Numbers, y: NumpyArray, measured: Measured) -> Verdict:
@@ -346,24 +256,10 @@ def _dropout_section(inputs: ReportInputs, measured: Measured) -> Section:
     return Section("dropout", "Is the dropout worth its draws?", advice, tables=[table])
 
 
-def _deferral_section(measured: Measured) -> Section:
-    show, loss = measured.show, measured.loss_name
-    kept = {share: risk_after_deferring(measured.risk, share) for share in (0.1, 0.2)}
-    without = "{} without the {:.0f} % most uncertain rows"
-    bought = [without.format(show(remains), 100 * share) for share, (deferred, remains) in kept.items() if deferred]
-    gain = f"it would be {' and '.join(bought)}" if bought else "there are too few rows to defer a tenth of them"
-    caption = (
-        f"The {loss} of all rows is {show(float(measured.risk.risk[-1]))}; {gain}. The area under the curve is "
-        f"{number(measured.scores['aurc'].value)}, of which {number(measured.scores['excess_aurc'].value)} is above "
-        "the best possible ranking."
-    )
-    figure = figures.risk_coverage(measured.risk, loss=loss, percent=measured.show is percent)
-    intro = "If the most uncertain rows go to a person, how wrong is the model on the rest?"
-    return Section("deferral", "What deferring would buy", intro, charts=[Chart(figure, caption)])
-
-
 def _provenance_section(inputs: ReportInputs, measured: Measured) -> Section:
     model = inputs.model
+    given = {printable_name(key): printable_name(text, max_length=1000) for key, text in inputs.provenance.items()}
+    given = {label[:1].upper() + label[1:]: text for label, text in given.items()}
     drops = ", ".join(f"{p:.3g}" for p in model.population_.drop_prob[0].tolist())
     kind = type(model).__name__.removeprefix("Dropout").lower()
     known = {
@@ -377,6 +273,6 @@ def _provenance_section(inputs: ReportInputs, measured: Measured) -> Section:
         known["Noise"] = f"standard deviation {number(tau**-0.5)} (precision τ = {number(tau)})"
     known["Draws"] = f"{measured.n_draws:,} functions drawn from the networks, the same for every row"
     known["Rows judged"] = f"{len(inputs.x):,}, features: {inputs.x.shape[1]:,}"
-    given = {label.casefold() for label, _, _ in inputs.provenance}
-    more = [(label, text, False) for label, text in known.items() if label.casefold() not in given]
-    return Section("done", "What was done, and how to repeat it", facts=[*inputs.provenance, *more])
+    said = {label.casefold() for label in given}
+    facts = given | {label: text for label, text in known.items() if label.casefold() not in said}
+    return Section("done", "What was done, and how to repeat it", facts=facts)

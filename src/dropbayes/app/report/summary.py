@@ -15,8 +15,10 @@ from dropbayes.app.report.comparison import Baseline
 from dropbayes.app.report.features import Feature
 from dropbayes.app.report.layout import Answer
 from dropbayes.app.report.measurements import Classification, Measured, Regression, risk_after_deferring
-from dropbayes.predictive.agreement import Agreement, uneven_width
+from dropbayes.predictive.agreement import uneven_width
 from dropbayes.runtime.formatting import number, percent
+
+_TONES = {"calibrated": "good", "few": "plain"}  # of what is said of the certainty; else "warn"
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ def regression_answers(
         "A typical prediction has a standard deviation of {}; the 95 % interval is {} wide on average. {} of the "
         "variance is <em>epistemic</em> (what the model has not learned; more data would shrink it), the rest "
         "<em>aleatoric</em> (noise, as far as the model can tell)."
-    ).format(typical, number(width), percent(_epistemic_share(measured)))
+    ).format(typical, number(width), percent(measured.epistemic_share))
     agreement, side = measured.agreement, measured.side
     true = Markup("{}. {}").format(measured.held, agreement.sentence)
     if side:
@@ -63,7 +65,7 @@ def regression_answers(
     return [
         _beside_others(_how_good(measured, target), measured, fit),
         Answer("How sure is it?", f"σ ≈ {typical}", sure),
-        Answer("Can its certainty be trusted?", f"{level} % → {held}", true, _tone(agreement)),
+        Answer("Can its certainty be trusted?", f"{level} % → {held}", true, _TONES.get(agreement.kind, "warn")),
         _what_to_do(measured, fit, *interval_advice(measured, fit, features)),
     ]
 
@@ -102,23 +104,14 @@ def class_answers(measured: Classification, *, target: str, fit: Fit) -> list[An
         "The predicted class has a probability of {} on average; {} of the rows are given more than 90 %. {} of the "
         "entropy is <em>epistemic</em> (draws disagree; more data would help), the rest <em>aleatoric</em> (classes "
         "that overlap, as far as the model can tell)."
-    ).format(confidence, percent(float((measured.confidence > 0.9).mean())), percent(_epistemic_share(measured)))
+    ).format(confidence, percent(float((measured.confidence > 0.9).mean())), percent(measured.epistemic_share))
     true = Markup("Claimed {}, observed {}. {}").format(confidence, accuracy, agreement.sentence)
     return [
         _beside_others(Answer("How good is it?", accuracy, good, tone), measured, fit),
         Answer("How sure is it?", confidence, sure),
-        Answer("Can its certainty be trusted?", f"{confidence} → {accuracy}", true, _tone(agreement)),
+        Answer("Can its certainty be trusted?", f"{confidence} → {accuracy}", true, _TONES.get(agreement.kind, "warn")),
         _what_to_do(measured, fit, *probability_advice(measured, fit)),
     ]
-
-
-def _epistemic_share(measured: Measured) -> float:
-    """The epistemic part of the mean variance, or of the mean entropy."""
-    return float(measured.epistemic.mean() / max(measured.total.mean(), 1e-300))
-
-
-def _tone(agreement: Agreement) -> str:
-    return {"calibrated": "good", "few": "plain"}.get(agreement.kind, "warn")
 
 
 def _beside_others(answer: Answer, measured: Measured, fit: Fit) -> Answer:
@@ -130,19 +123,19 @@ def _beside_others(answer: Answer, measured: Measured, fit: Fit) -> Answer:
     return replace(answer, text=answer.text + compared, tone="warn")
 
 
-def first_fault(measured: Measured, fit: Fit, *, useless: bool, skewed: bool = False) -> tuple[str, Markup]:
+def first_fault(measured: Measured, fit: Fit, *, useless: bool, skewed: bool = False) -> tuple[str, Markup] | None:
     """A fault of the predictions themselves, which comes before those of their certainty: a headline and the remedy."""
     again = fit.again(skewed=skewed)
     if best := fit.better:
-        text = Markup("{} errs less on these rows: use it, or {}.").format(best.name.capitalize(), again)
-        return f"Prefer {best.name}", text
+        use = Markup("{} errs less on these rows: use it, or {}.")
+        return f"Prefer {best.name}", use.format(best.name.capitalize(), again)
     if useless:
         guess = Markup("It is no better than a guess: {}, or with columns that say more.")
         return "Improve it first", guess.format(again)
     if fit.time and measured.agreement.kind != "calibrated":
         late = Markup("Most rows are later than any it was fitted to, and rows held out at random hide the cost: {}.")
         return "Fit along the time", late.format(again)
-    return "", Markup()
+    return None
 
 
 def _what_to_do(measured: Measured, fit: Fit, fault: str, use: Markup) -> Answer:
@@ -196,8 +189,7 @@ def interval_advice(measured: Regression, fit: Fit, features: Sequence[Feature] 
     rmse, spread = measured.scores["rmse"], float(measured.y.std())
     useless = 0 < spread <= rmse.value + 2 * (rmse.error or 0.0)
     skewed = bool(measured.y.min() >= 0 and spread > 0 and scipy.stats.skew(measured.y) > 1)
-    first = first_fault(measured, fit, useless=useless, skewed=skewed)
-    if first[0]:
+    if first := first_fault(measured, fit, useless=useless, skewed=skewed):
         return first
     numbers = {"the prediction": measured.mean} | {one.name: one.values for one in features if one.is_number}
     if feature := uneven_width(measured.pit, numbers):
@@ -226,8 +218,7 @@ def probability_advice(measured: Classification, fit: Fit) -> tuple[str, Markup]
     if measured.agreement.kind == "few":
         return "", Markup("Judge the probabilities on more rows before relying on them.")
     right, commonest = len(measured.labels) - measured.loss.sum(), measured.confusion.sum(1).max()
-    first = first_fault(measured, fit, useless=bool(right <= commonest < len(measured.labels)))
-    if first[0]:
+    if first := first_fault(measured, fit, useless=bool(right <= commonest < len(measured.labels))):
         return first
     if measured.agreement.kind == "calibrated":
         return "", Markup("Take the probabilities as they are.")

@@ -103,14 +103,14 @@ def _pairs(x: Scale, y: Scale, xs: Numbers, ys: Numbers) -> list[str]:
     return [f"{a:.1f} {b:.1f}" for a, b in zip(x(xs), heights, strict=True)]
 
 
-def line(xs: Numbers, ys: Numbers, *, kind: str) -> Mark:
+def line(xs: Numbers, ys: Numbers, *, kind: str, end: str = "") -> Mark:
     """A line through the points in their order."""
-    return lambda x, y: _path("M" + "L".join(_pairs(x, y, xs, ys)), kind)
+    return lambda x, y: _path("M" + "L".join(_pairs(x, y, xs, ys)) + end, kind)
 
 
 def band(xs: Numbers, lower: Numbers, upper: Numbers, *, kind: str) -> Mark:
     """The area between two curves."""
-    return lambda x, y: _path("M" + "L".join(_pairs(x, y, xs, upper) + _pairs(x, y, xs[::-1], lower[::-1])) + "Z", kind)
+    return line(np.concatenate([xs, xs[::-1]]), np.concatenate([upper, lower[::-1]]), kind=kind, end="Z")
 
 
 def dots(xs: Numbers, ys: Numbers, *, kind: str) -> Mark:
@@ -189,9 +189,9 @@ class Axis:
         return list(zip(values, texts, strict=True))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Figure:
-    """The contents of a chart, in the data's units; the title and the description are for screen readers."""
+    """A chart in the data's units with its caption; the title and the description are for screen readers."""
 
     key: str  # a name unique on the page
     title: str
@@ -200,10 +200,20 @@ class Figure:
     y: Axis  # `low` is at the bottom
     marks: Sequence[Mark]  # drawn in order, over the grid
     legend: dict[str, str] = field(default_factory=dict)  # the meaning of each kind of mark
+    caption: str = ""
+    heading: str = ""
+    half: bool = False  # whether it takes half of the page's width
     grid: bool = True
 
 
-def render(figure: Figure, *, width: int, height: int) -> Markup:
+def swatch(kind: str) -> str:
+    """The path of a mark's example in the legend: an area, a dot or a line."""
+    if kind in ("outer", "inner", "chance", "haze", "bar", "faint-bar", "wrong-bar"):
+        return "M0 1H26V13H0Z"
+    return "M13 7h0" if kind in ("truth", "miss", "known", "bin") else "M1 7H25"
+
+
+def draw(figure: Figure, *, width: int, height: int) -> Markup:
     """The figure as an SVG element of the given size in its own pixels."""
     y_ticks = figure.y.tick_marks(max(3, height // 55))
     left = 12 + _LETTER * max((len(text) for _, text in y_ticks), default=1)
