@@ -104,7 +104,7 @@ def test_what_is_printed_is_what_was_written(quick):
 def test_nothing_after_1984_is_learned_from():
     pytest.importorskip("statsmodels", reason="the series comes with statsmodels")
     case = demonstration.carbon_dioxide()
-    trained, held, unknown = (case.inputs(part)[:, 0] for part in ("trained on", "held out", "unknown"))
+    trained, held, unknown = (case.rows(part)[0][:, 0] for part in ("trained on", "held out", "unknown"))
     assert trained.max() < 1985 < held.min()
     assert held.max() < unknown.min() and unknown.max() < 2007
     assert (len(trained), len(held)) == (317, 204)

@@ -54,11 +54,11 @@ class Case:
     printed: list[int]  # the rows to print
     remark: str = ""  # a further sentence on the result
 
-    def inputs(self, part: str) -> Numbers:
-        """The features of the rows of one part, `[row, feature]`."""
+    def rows(self, part: str) -> tuple[Numbers, Numbers]:
+        """The features `[row, feature]` and the truths of the rows of one part."""
         import numpy as np
 
-        return np.column_stack([values[self.parts == part] for values in self.columns.values()])
+        return np.column_stack(list(self.columns.values()))[self.parts == part], self.truth[self.parts == part]
 
 
 def demo(
@@ -89,18 +89,18 @@ def demo(
         from dropbayes.app.models.model import Model
         from dropbayes.app.tables import Sink
         from dropbayes.runtime.devices import cpu_threads
-    n_rows = int((case.parts == "trained on").sum())
+    every, n_rows = case.columns | {case.target: case.truth}, int((case.parts == "trained on").sum())
     with terminal.status(f"Fitting {SETTINGS['n_networks']} dropout networks to {n_rows} rows ..."), cpu_threads(1):
-        known = {name: values[:n_rows] for name, values in {**case.columns, case.target: case.truth}.items()}
+        known = {name: values[:n_rows] for name, values in every.items()}
         model = Model.fit(known, target=case.target, **SETTINGS)
         model.origin.update({"file": case.source, "settings": SETTINGS, "versions": versions()})
         model.save(folder / "model")
         predictions = model.predict(case.columns)
     terminal.print(_table(case, predictions))
     moments = {name: values for name, values in predictions.items() if name != "outside"}
-    truth = pa.array(case.truth, from_pandas=True)
     with Sink(folder / f"{case.name}.csv") as sink:
-        sink.write(pa.table({**case.columns, case.target: truth, **moments, "part": case.parts.tolist()}))
+        columns = {name: pa.array(values, from_pandas=True) for name, values in every.items()}
+        sink.write(pa.table({**columns, **moments, "part": case.parts.tolist()}))
     with terminal.status("Writing the report ..."), cpu_threads(1):
         files.write_text(folder / "report.html", _page(model, case))
     terminal.print(_result(model, case), highlight=False)
@@ -110,9 +110,6 @@ def demo(
     terminal.print(f"[dim]{time.perf_counter() - begun:.0f} s in all[/dim]", highlight=False)
     if as_json:
         print_result({"report": str(folder / "report.html")}, [], as_json=True)
-
-
-# --- data ----------------------------------------------------------------------------------------------------------
 
 
 def carbon_dioxide() -> Case:
@@ -172,9 +169,6 @@ def diabetes() -> Case:
     )
 
 
-# --- results -------------------------------------------------------------------------------------------------------
-
-
 def _table(case: Case, predictions: Mapping[str, list[float]]) -> Table:
     heads = [case.along or "row", "mean", "σ", "epistemic", "aleatoric", "95 % interval", "truth", ""]
     lines = []
@@ -197,29 +191,28 @@ def _result(model: Model, case: Case) -> str:
     import torch
 
     from dropbayes.predictive.agreement import interval_agreement
+    from dropbayes.predictive.scoring import RegressionOutcomes, core_scores
 
-    held = case.parts == "held out"
-    truth = torch.from_numpy(case.truth[held])
-    mixture = model.ensemble.predictive(case.inputs("held out"))
-    error = float((mixture.mean - truth).square().mean().sqrt())
-    pit = mixture.pit(truth)
-    agreement = interval_agreement(pit, in_series=case.along is not None)
-    half, most = (percent(float(((2 * pit - 1).abs() <= level).double().mean())) for level in (0.5, 0.95))
+    x, truth = case.rows("held out")
+    mixture = model.ensemble.predictive(x)
+    rows = RegressionOutcomes(**RegressionOutcomes.columns(mixture, torch.from_numpy(truth), ranked=slice(1)))
+    agreement, scores = interval_agreement(rows.pit, in_series=case.along is not None), core_scores(rows)
+    half, most = (percent(scores[name]) for name in ("coverage_50", "coverage_95"))
     return (
-        f"On the {len(truth)} rows held out the error is {error:.2f} (RMS). {half} of them lie in their 50 % interval "
-        f"and {most} in their 95 % interval. {agreement.sentence}{case.remark}\n"
+        f"On the {len(truth)} rows held out the error is {scores['rmse']:.2f} (RMS). {half} of them lie in their 50 % "
+        f"interval and {most} in their 95 % interval. {agreement.sentence}{case.remark}\n"
     )
 
 
 def _page(model: Model, case: Case) -> str:
     from dropbayes.app.report import report
 
-    held, names = case.parts == "held out", list(case.columns)
-    sizes = {part: int((case.parts == part).sum()) for part in ("trained on", "held out", "unknown")}
-    ahead = f"; {sizes['unknown']} more predicted whose truth is not on record" if sizes["unknown"] else ""
+    (x, truth), trained_on, (unknown, _) = (case.rows(part) for part in ("held out", "trained on", "unknown"))
+    names, columns = list(case.columns), dict(zip(case.columns, x.T.tolist(), strict=True))
+    ahead = f"; {len(unknown)} more predicted whose truth is not on record" if len(unknown) else ""
     provenance = {
         "Data": case.source,
-        "Rows": f"{sizes['trained on']} trained on, {sizes['held out']} held out{ahead}",
+        "Rows": f"{len(trained_on[0])} trained on, {len(x)} held out{ahead}",
         "Features": ", ".join(names),
         "Settings": ", ".join(f"{name}={value}" for name, value in SETTINGS.items()),
         "Versions": ", ".join(f"{name} {version}" for name, version in model.origin["versions"].items()),
@@ -227,14 +220,14 @@ def _page(model: Model, case: Case) -> str:
     }
     return report(
         model.estimator,
-        case.inputs("held out"),
-        case.truth[held],
+        x,
+        truth,
         target=case.target,
         title=case.title,
         names=names,
-        columns={name: case.columns[name][held] for name in ([case.along] if case.along else names)},
+        columns={case.along: columns[case.along]} if case.along else columns,
         band_feature=names.index(case.along) if case.along else None,
-        training=(case.inputs("trained on"), case.truth[case.parts == "trained on"]),
-        unknown=case.inputs("unknown") if sizes["unknown"] else None,
+        training=trained_on,
+        unknown=unknown if len(unknown) else None,
         provenance=provenance,
     )

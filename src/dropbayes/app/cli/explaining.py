@@ -2,12 +2,14 @@ r"""`dropbayes explain`: a model described, from its columns to its sites, and w
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dropbayes import app
 from dropbayes.app.cli import options
 from dropbayes.app.cli.messages import bold, escaped, print_result, table
 from dropbayes.runtime.formatting import plain_number
@@ -16,8 +18,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from torch import Tensor
 
-    from dropbayes.app.cli.rows import Window
-    from dropbayes.app.models.model import Model
+    from dropbayes.app.cli.rows import Rows
     from dropbayes.runtime.arrays import NumpyArray
 
 __all__ = ["explain", "facts", "reasons"]
@@ -46,41 +47,29 @@ def explain(
     With rows: for each column what it adds to the prediction, and its share of the epistemic variance (for classes, of
     the mutual information), against typical rows.
     """
-    from dropbayes.app.models.model import load
-
-    fitted = load(model)
+    fitted = app.load(model)
     if data is None:
         about = facts(fitted)
         print_result({"model": str(fitted.path), **about}, _lines(fitted, about), as_json=as_json)
         return
-    import numpy as np
-    import pyarrow as pa
+    from dropbayes.app.cli.rows import read_rows
 
-    from dropbayes.app.cli.rows import windows
-    from dropbayes.app.tables import open_table
+    def read(table: str, title: str) -> Rows:
+        return read_rows(fitted, table, delimiter=delimiter, encoding=encoding, allow_new=allow_new, title=title)
 
-    def inputs(windows: list[Window]) -> NumpyArray:
-        return np.concatenate([window.encoded.x for window in windows])
-
-    typical = None
-    if background is not None:
-        with open_table(background, delimiter=delimiter, encoding=encoding) as source:
-            typical = inputs(list(windows(fitted, source, allow_new=allow_new, title="background")))
-    with open_table(data, delimiter=delimiter, encoding=encoding) as source:
-        read = list(windows(fitted, source, allow_new=allow_new, title="read"))
-        found = reasons(fitted, inputs(read), typical, n_rows=rows)
-        for one in found:
-            one["place"] = source.place(one["row"])
-    cells = pa.concat_tables([window.table for window in read])
+    typical = None if background is None else read(background, "background").x
+    given = read(data, "read")
+    found = reasons(fitted, given.x, typical, n_rows=rows)
     for one in found:
+        one["place"] = given.source.place(one["row"])
         for name, part in one["columns"].items():
-            part["value"] = str(cells[name][one["row"]].as_py())
+            part["value"] = str(given.table[name][one["row"]].as_py())
     result = {"model": str(fitted.path), "target": fitted.schema.target, "rows": found}
     print_result(result, _reason_lines(fitted, found), as_json=as_json)
 
 
 def reasons(
-    model: Model, x: NumpyArray, background: NumpyArray | None = None, *, n_rows: int = 5
+    model: app.Model, x: NumpyArray, background: NumpyArray | None = None, *, n_rows: int = 5
 ) -> list[dict[str, Any]]:
     """Why a model predicts what it does and why it is unsure, for the rows it is least sure of.
 
@@ -109,18 +98,17 @@ def reasons(
     found = []
     for row, shares in zip(rows.tolist(), shapley(values, inputs[rows], typical, columns=owners), strict=True):
         best = int(every[row, :-1].argmax())
-
-        def both(numbers: Tensor, best: int = best) -> dict[str, Any]:
-            return {"prediction": float(numbers[best]), "uncertainty": float(numbers[-1])}
-
-        parts = {column.name: both(share) for column, share in zip(columns, shares, strict=True)}
+        stated, typically, *parts = (
+            {"prediction": float(numbers[best]), "uncertainty": float(numbers[-1])}
+            for numbers in (every[row], every[row] - shares.sum(0), *shares)
+        )
         label = {} if predictor.classes is None else {"predicted": str(predictor.classes[best])}
-        typically = both(every[row] - shares.sum(0))
-        found.append({"row": row, **label, **both(every[row]), "typical": typically, "columns": parts})
+        named = dict(zip((column.name for column in columns), parts, strict=True))
+        found.append({"row": row, **label, **stated, "typical": typically, "columns": named})
     return found
 
 
-def _reason_lines(model: Model, found: list[dict[str, Any]]) -> Iterator[RenderableType]:
+def _reason_lines(model: app.Model, found: list[dict[str, Any]]) -> Iterator[RenderableType]:
     for one in found:
         answer = f"{plain_number(one['prediction'])}, epistemic deviation {plain_number(one['uncertainty'] ** 0.5)}"
         if "predicted" in one:
@@ -137,7 +125,7 @@ def _reason_lines(model: Model, found: list[dict[str, Any]]) -> Iterator[Rendera
         yield ""
 
 
-def facts(model: Model) -> dict[str, Any]:
+def facts(model: app.Model) -> dict[str, Any]:
     r"""The numbers that define a model.
 
     The weight decay λ stands beside half the mean squared error of standardised targets (for classes, beside the mean
@@ -172,42 +160,33 @@ def facts(model: Model) -> dict[str, Any]:
     return about | {"noise": estimator.noise, "target_transform": estimator.transform_.name, "precision": precision}
 
 
-def _layers(model: Model) -> list[dict[str, Any]]:
-    """The weight layers of the first network, each with the site before it."""
-    import torch
+def _layers(model: app.Model) -> list[dict[str, Any]]:
+    """The weight layers of the first network, each with the site before it; no site where nothing is dropped."""
+    from torch import nn
 
     from dropbayes.population import network
-    from dropbayes.sampling import sites
 
     population, n_data = model.ensemble.population_, int(model.origin["n_rows"])
     has_precision = model.schema.task == "regression" and model.ensemble.noise != "heteroscedastic"
     precision = float(population.precision[0, 0] * population.y_scale[0, 0] ** 2) if has_precision else 1.0
     decay = float(population.members[0].weight_decay)
-    net = network(population, 0).eval()
-    first = population.weights[0]
-    example = torch.zeros(1, first.shape[1], dtype=first.dtype, device=population.device)
-    found = {site.before: site for site in sites(net, example)}
-    layers = []
-    for name, layer in net.named_children():
-        if isinstance(layer, torch.nn.Linear):
-            site = found.get(name)  # none where nothing is dropped
-            drop_prob = float(site.drop_prob or 0.0) if site else 0.0
-            layers.append(
-                {
-                    "site": site.path if site else None,
-                    "kind": site.kind if site else None,
-                    "drop_prob": drop_prob,
-                    "weight_layer": name,
-                    "n_inputs": layer.in_features,
-                    "n_outputs": layer.out_features,
-                    "weight_decay": decay,
-                    "length_scale": math.sqrt(2 * n_data * decay * precision / (1 - drop_prob)),
-                }
-            )
-    return layers
+    return [
+        {
+            "site": path if dropout.p else None,
+            "kind": "dropout" if dropout.p else None,
+            "drop_prob": dropout.p,
+            "weight_layer": name,
+            "n_inputs": layer.in_features,
+            "n_outputs": layer.out_features,
+            "weight_decay": decay,
+            "length_scale": math.sqrt(2 * n_data * decay * precision / (1 - dropout.p)),
+        }
+        for (path, dropout), (name, layer) in itertools.pairwise(network(population, 0).named_children())
+        if isinstance(dropout, nn.Dropout)
+    ]
 
 
-def _lines(model: Model, about: dict[str, Any]) -> Iterator[RenderableType]:
+def _lines(model: app.Model, about: dict[str, Any]) -> Iterator[RenderableType]:
     file = escaped(model.origin.get("file", "a table"))
     yield f"{bold(about['task'])} of {bold(about['target'])}, fitted on {about['n_data']:,} rows of {file}\n"
     yield table("", ["what", "value"], _properties(model, about))
@@ -226,7 +205,7 @@ def _lines(model: Model, about: dict[str, Any]) -> Iterator[RenderableType]:
     yield table("Columns: what it reads", heads, columns, numbers=(2,))
 
 
-def _properties(model: Model, about: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _properties(model: app.Model, about: dict[str, Any]) -> Iterator[tuple[str, str]]:
     from dropbayes.app.models.storage import calibration_text
 
     sizes = "-".join(str(n) for n in (len(model.schema.inputs), *about["hidden"], about["layers"][-1]["n_outputs"]))

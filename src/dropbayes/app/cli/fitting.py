@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from dropbayes import app
 from dropbayes.app.cli import options
 from dropbayes.app.cli.explaining import facts
 from dropbayes.app.cli.messages import bold, escaped, note, print_result, print_text, table
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from rich.console import RenderableType
 
-    from dropbayes.app.models.model import Model
     from dropbayes.app.tables.training import TrainingRows
     from dropbayes.estimators.columns import Column
 
@@ -86,7 +86,6 @@ def fit(
             f"a model predicts one column; got {', '.join(target)}. Fit one model for each", param_hint="'--target'"
         )
     from dropbayes.app.cli.rows import fingerprint, whole_table
-    from dropbayes.app.models.model import Model
     from dropbayes.app.models.storage import check_place
     from dropbayes.app.tables import open_table
     from dropbayes.app.tables.training import ColumnProblems, Reading, training_rows
@@ -120,16 +119,11 @@ def fit(
         "device": device,
         "random_state": seed,
     }
-    digest = fingerprint(data)
-    origin: dict[str, Any] = {
-        "file": source.label,
-        **({} if digest is None else {"sha256": digest}),
-        "command": shlex.join(command),
-    }
-    origin |= {} if time is None else {"time": time}
+    known = {"file": source.label, "sha256": fingerprint(data), "command": shlex.join(command), "time": time}
+    origin: dict[str, Any] = {name: value for name, value in known.items() if value is not None}
     origin |= {"settings": settings, "versions": versions()}
     begun = clock.perf_counter()
-    model = Model.of_rows(rows, origin=origin, **settings, verbose=True)
+    model = app.Model.of_rows(rows, origin=origin, **settings, verbose=True)
     seconds = clock.perf_counter() - begun
     about = facts(model)
     best = about["held_out_log_likelihood"]
@@ -229,7 +223,7 @@ def _note_target(rows: TrainingRows, task: str | None) -> None:
 # --- the model, after it -------------------------------------------------------------------------------------------
 
 
-def _results(model: Model, found: dict[str, Any]) -> Iterator[str]:
+def _results(model: app.Model, found: dict[str, Any]) -> Iterator[str]:
     estimator, population = model.ensemble, model.ensemble.population_
     each = [f"{drop_prob:.4g}" for drop_prob in population.drop_prob[0].tolist()]
     n_tried = len(estimator.search_scores_)
@@ -249,7 +243,7 @@ def _results(model: Model, found: dict[str, Any]) -> Iterator[str]:
     yield f"\nwritten to {bold(found['model'])} after {found['seconds']:.1f} s of training"
 
 
-def _note_settings(model: Model) -> None:
+def _note_settings(model: app.Model) -> None:
     """Notes on settings of the fit that a user would change."""
     if not bool((model.ensemble.population_.drop_prob > 0).any()):
         note("nothing is dropped, so that draws differ only between networks; the epistemic variance is too small.")
@@ -261,7 +255,7 @@ def _note_settings(model: Model) -> None:
         note(f"the best {words}, {value:g}, is at the edge of those tried; --{option} {beyond} tries beyond it.")
 
 
-def _note_order(model: Model, rows: TrainingRows, cells: pa.Table) -> None:
+def _note_order(model: app.Model, rows: TrainingRows, cells: pa.Table) -> None:
     """Notes on rows that resemble their neighbours, of which folds of single rows say too much good.
 
     Where the rows are in order of time, networks with the settings of the fit are scored on folds that follow the rows

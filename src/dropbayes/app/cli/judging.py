@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from dropbayes import app
 from dropbayes.app.cli import options
 from dropbayes.app.cli.messages import bold, escaped, note, print_result, table
 from dropbayes.runtime.formatting import count, plain_number
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-    from dropbayes.app.models.model import Model
 
 
 def evaluate(
@@ -34,20 +33,13 @@ def evaluate(
 
     Beside each score: its standard error, and the score of a prediction that is the same for every row.
     """
-    import torch
-
-    from dropbayes.app.cli.rows import labelled_windows, note_training_rows, scored, scores_of
-    from dropbayes.app.models.model import load
+    from dropbayes.app.cli.rows import note_training_rows, scored, scores_of
     from dropbayes.app.tables import open_table
 
-    fitted = load(model).with_draws(n_draws=n_draws, seed=seed)
-    blocks = []
+    fitted = app.load(model).with_draws(n_draws=n_draws, seed=seed)
     with open_table(data, delimiter=delimiter, encoding=encoding) as source:
-        for window, y, known in labelled_windows(fitted, source, allow_new=allow_new, title="evaluate"):
-            if known.any():
-                blocks.append(scored(fitted, window, y, known))
+        rows = scored(fitted, source, allow_new=allow_new)
     note_training_rows(fitted, data)
-    rows = {name: torch.cat([block[name] for block in blocks]) for name in blocks[0]}
     n_rows, n_draws = len(next(iter(rows.values()))), int(fitted.ensemble.n_draws) * len(fitted.ensemble.population_)
     scores, constant = scores_of(rows)
     errors = {name: one.error for name, one in scores.items() if one.error is not None}
@@ -89,11 +81,10 @@ def calibrate(
 
     The correction is recorded in the model: predict, evaluate and report use it from then on.
     """
-    from dropbayes.app.cli.rows import labelled_rows, note_training_rows
-    from dropbayes.app.models.model import load
+    from dropbayes.app.cli.rows import note_training_rows, read_rows
     from dropbayes.estimators.recalibration import fit_recalibration
 
-    fitted = load(model)
+    fitted = app.load(model)
     found: dict[str, object] = {"model": str(fitted.path), "method": None, "n_rows": None, "factor": None}
     if method == "none":
         fitted.with_recalibration(None).save_calibration()
@@ -101,11 +92,12 @@ def calibrate(
         return
     if data is None:
         raise ValueError("held-out rows are needed to calibrate on; name a table, or use `method` none.")
-    rows = labelled_rows(fitted, data, delimiter=delimiter, encoding=encoding, allow_new=allow_new)
-    if not note_training_rows(fitted, data) and rows.label == fitted.origin.get("file"):
-        note(f"{rows.label!r} has the name of the training table; calibrate on rows that the model has not seen.")
+    rows = read_rows(fitted, data, delimiter=delimiter, encoding=encoding, allow_new=allow_new, with_target=True)
+    label = rows.source.label
+    if not note_training_rows(fitted, data) and label == fitted.origin.get("file"):
+        note(f"{label!r} has the name of the training table; calibrate on rows that the model has not seen.")
     recalibration = fit_recalibration(fitted.ensemble, rows.x, rows.y, method=method)
-    fitted.with_recalibration(recalibration, rows.label, rows.x).save_calibration()
+    fitted.with_recalibration(recalibration, label, rows.x).save_calibration()
     factor = recalibration.factor if method == "scale" else None
     regression = fitted.schema.task == "regression"
     scaled = "standard deviation is multiplied" if regression else "logit, relative to the class shares, is divided"
@@ -140,17 +132,16 @@ def report(
 ) -> None:
     """Write an HTML report on a model's predictions for a table."""
     options.check_one_output(output, as_json)
-    from dropbayes.app.cli.rows import labelled_rows, note_training_rows
-    from dropbayes.app.models.model import load
+    from dropbayes.app.cli.rows import note_training_rows, read_rows
     from dropbayes.runtime import files
 
     if output != "-":
         files.check_output(output)
-    fitted = load(model).with_draws(n_draws=n_draws, seed=seed)
+    fitted = app.load(model).with_draws(n_draws=n_draws, seed=seed)
     reading: dict[str, Any] = {"delimiter": delimiter, "encoding": encoding, "allow_new": allow_new}
-    rows = labelled_rows(fitted, data, **reading)
-    known = None if training is None else labelled_rows(fitted, training, **reading)
-    label = rows.label + (", the rows it was fitted to" if note_training_rows(fitted, data) else "")
+    rows = read_rows(fitted, data, with_target=True, **reading)
+    known = None if training is None else read_rows(fitted, training, with_target=True, **reading)
+    label = rows.source.label + (", the rows it was fitted to" if note_training_rows(fitted, data) else "")
     from dropbayes.app.report import report as page
 
     given = {"--training": training, "--n-draws": n_draws, "--seed": seed}
@@ -180,7 +171,7 @@ def report(
         print_result(found, [f"report on {len(rows.x):,} rows written to {bold(output)}"], as_json=as_json)
 
 
-def _ranges(model: Model) -> dict[str, tuple[float, float]]:
+def _ranges(model: app.Model) -> dict[str, tuple[float, float]]:
     """The ends of each number, and of each date as a decimal year."""
     import numpy as np
 
@@ -195,7 +186,7 @@ def _ranges(model: Model) -> dict[str, tuple[float, float]]:
     return ranges
 
 
-def _provenance(model: Model, data: str, command: str) -> dict[str, str]:
+def _provenance(model: app.Model, data: str, command: str) -> dict[str, str]:
     """The origin of the page, in the order of what was done."""
     from dropbayes.app.models.storage import calibration_text
     from dropbayes.runtime import __version__

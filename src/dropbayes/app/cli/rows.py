@@ -47,11 +47,13 @@ def whole_table(source: Source) -> pa.Table:
 
 
 class Window(NamedTuple):
-    """Some rows of a table: as they were read, as inputs of the network, and the location of each (-1: the table's)."""
+    """Some rows of a table."""
 
     table: pa.Table
     encoded: Encoded
-    place: Place
+    place: Place  # the location of each row; of -1, that of the table
+    y: NumpyArray  # outcomes, class numbers for classes; NaN without a target
+    known: NumpyArray  # which rows have an outcome; all without a target
 
 
 def windows(
@@ -63,7 +65,7 @@ def windows(
     """
     check_columns(model.schema, source.names, source.label, with_target=with_target)
     missing, new, outside = Counter[str](), Counter[str](), Counter[str]()
-    first = 0
+    first = n_absent = 0
     with ProgressBar(title, source.size, unit=source.unit) as bar:
         for table in regroup(source.blocks(rows), model.ensemble.block_rows):
 
@@ -74,12 +76,20 @@ def windows(
             missing.update(encoded.missing)
             new.update(encoded.new)
             outside.update({name: int(mask.sum()) for name, mask in encoded.outside.items()})
-            yield Window(table, encoded, place)
+            y, known = np.full(table.num_rows, np.nan), np.ones(table.num_rows, dtype=bool)
+            if with_target:
+                y, known = model.outcomes(table, at=place)
+            yield Window(table, encoded, place, y, known)
             first += table.num_rows
+            n_absent += int((~known).sum())
             bar.advance_to(source.position)
     if not first:
         raise ValueError(f"{source.label}: has a header but no rows.")
     _note_unusual_cells(model, missing, new, outside)
+    if n_absent == first:
+        raise ValueError(f"{source.label}, column {quote(model.schema.target)}: no row has a value to compare with.")
+    if n_absent:
+        note(f"{count(n_absent, 'row')} without a target left out.")
 
 
 def _note_unusual_cells(model: Model, missing: Counter[str], new: Counter[str], outside: Counter[str]) -> None:
@@ -117,85 +127,69 @@ def filled_value(column: Column) -> str:
     return plain_number(column.fill)
 
 
-# --- rows with outcomes --------------------------------------------------------------------------------------------
+class Rows(NamedTuple):
+    """All rows of a table, or those that have an outcome."""
+
+    x: NumpyArray  # inputs of the network
+    y: NumpyArray  # outcomes, numbers or classes; NaN without a target
+    table: pa.Table  # cells
+    source: Source
 
 
-class LabelledRows(NamedTuple):
-    """All rows of a table that have an outcome: inputs, outcomes (numbers or classes), cells, and the table's name."""
+def read_rows(
+    model: Model, data: str, *, allow_new: bool, title: str = "read", with_target: bool = False, **reading: str | None
+) -> Rows:
+    """The rows of a table as a model reads them, with a target those that have an outcome.
 
-    x: NumpyArray
-    y: NumpyArray
-    table: pa.Table
-    label: str
-
-
-def labelled_rows(
-    model: Model, data: str, *, delimiter: str | None, encoding: str | None, allow_new: bool
-) -> LabelledRows:
-    """The rows of a table that have an outcome; see `labelled_windows`."""
-    xs, ys, tables = [], [], []
-    with open_table(data, delimiter=delimiter, encoding=encoding) as source:
-        for window, y, known in labelled_windows(model, source, allow_new=allow_new, title="read"):
-            xs.append(window.encoded.x[known])
-            ys.append(y[known])
-            tables.append(window.table.filter(known))
-    y = np.concatenate(ys)
-    y = y if model.schema.task == "regression" else model.ensemble.classes_[y]
-    return LabelledRows(np.concatenate(xs), y, pa.concat_tables(tables), source.label)
+    `reading` goes to `open_table`, the rest to `windows`.
+    """
+    with open_table(data, **reading) as source:
+        read = list(windows(model, source, allow_new=allow_new, title=title, with_target=with_target))
+    x = np.concatenate([window.encoded.x[window.known] for window in read])
+    y = np.concatenate([window.y[window.known] for window in read])
+    y = model.ensemble.classes_[y] if with_target and model.schema.task == "classification" else y
+    return Rows(x, y, pa.concat_tables([window.table.filter(window.known) for window in read]), source)
 
 
-def labelled_windows(
-    model: Model, source: Source, *, allow_new: bool, title: str
-) -> Iterator[tuple[Window, NumpyArray, NumpyArray]]:
-    """Each window of a table with its outcomes (class numbers for classes), and which of its rows have one."""
-    n_known = n_absent = 0
-    for window in windows(model, source, allow_new=allow_new, title=title, with_target=True):
-        y, known = model.outcomes(window.table, at=window.place)
-        n_known += int(known.sum())
-        n_absent += int((~known).sum())
-        yield window, y, known
-    if not n_known:
-        raise ValueError(f"{source.label}, column {quote(model.schema.target)}: no row has a value to compare with.")
-    if n_absent:
-        note(f"{count(n_absent, 'row')} without a target left out.")
-
-
-def scored(model: Model, window: Window, y: NumpyArray, known: NumpyArray) -> dict[str, Tensor]:
-    """What the scores read of a window's rows that have an outcome; the CRPS of at most 100 of them."""
+def scored(model: Model, source: Source, *, allow_new: bool) -> dict[str, Tensor]:
+    """What the scores read of a table's rows that have an outcome; the CRPS of at most 100 of each window."""
     from dropbayes.predictive.scoring import RegressionOutcomes
 
-    kept, outcome = torch.from_numpy(known), torch.from_numpy(y[known])
-    if model.schema.task == "classification":
-        probabilities = draw_mean(model.ensemble.draws(window.encoded.x))
-        check_finite({"probabilities": probabilities.numpy()}, window.place)
-        return {"labels": outcome, "probabilities": probabilities[kept]}
-    mixture = model.ensemble.predictive(window.encoded.x)
-    check_finite({"mean": mixture.mean.numpy()}, window.place)
-    return RegressionOutcomes.columns(mixture.rows(kept), outcome, ranked=slice(None, None, -(-len(outcome) // 100)))
+    blocks = []
+    for window in windows(model, source, allow_new=allow_new, title="evaluate", with_target=True):
+        kept, outcome = torch.from_numpy(window.known), torch.from_numpy(window.y[window.known])
+        if not len(outcome):
+            continue
+        if model.schema.task == "classification":
+            probabilities = draw_mean(model.ensemble.draws(window.encoded.x))
+            check_finite({"probabilities": probabilities.numpy()}, window.place)
+            blocks.append({"labels": outcome, "probabilities": probabilities[kept]})
+        else:
+            mixture = model.ensemble.predictive(window.encoded.x)
+            check_finite({"mean": mixture.mean.numpy()}, window.place)
+            ranked = slice(None, None, -(-len(outcome) // 100))
+            blocks.append(RegressionOutcomes.columns(mixture.rows(kept), outcome, ranked=ranked))
+    return {name: torch.cat([block[name] for block in blocks]) for name in blocks[0]}
 
 
 def scores_of(rows: dict[str, Tensor]) -> tuple[dict[str, ScoreValue], dict[str, float]]:
     """The scores that are shown, and their values for a prediction that is the same for every row."""
     from dropbayes.predictive.scoring import ClassOutcomes, RegressionOutcomes, score_values
 
-    constant: RegressionOutcomes | ClassOutcomes | None = None
-    also: tuple[str, ...] = ("interval_width", "interval_score", "crps")
-    if "mean" in rows:
-        y = rows["y"]
-        values, spread = score_values(RegressionOutcomes(**rows), also), y.std(correction=0)
+    also: tuple[str, ...] = ("balanced_accuracy", "class_auroc")
+    if "labels" in rows:
+        labels = rows["labels"]
+        shares = torch.bincount(labels, minlength=rows["probabilities"].shape[1]).double() / len(labels)
+        values = score_values(ClassOutcomes(**rows), also)
+        constant = score_values(ClassOutcomes(labels, shares.expand(len(labels), -1)), also)
+    else:
+        also, y = ("interval_width", "interval_score", "crps"), rows["y"]
+        values, constant, spread = score_values(RegressionOutcomes(**rows), also), {}, y.std(correction=0)
         if spread > 0:
             gaussian = Mixture(y.mean().expand(1, len(y)), spread)
-            constant = RegressionOutcomes(**RegressionOutcomes.columns(gaussian, y, ranked=slice(None)))
-    else:
-        also, y = ("balanced_accuracy", "class_auroc"), rows["labels"]
-        values = score_values(ClassOutcomes(**rows), also)
-        shares = torch.bincount(y, minlength=rows["probabilities"].shape[1]).double() / len(y)
-        constant = ClassOutcomes(y, shares.expand(len(y), -1))
-    compared = {} if constant is None else score_values(constant, also)
-    return values, {name: one.value for name, one in compared.items()}
-
-
-# --- the rows of training ------------------------------------------------------------------------------------------
+            columns = RegressionOutcomes.columns(gaussian, y, ranked=slice(None))
+            constant = score_values(RegressionOutcomes(**columns), also)
+    return values, {name: one.value for name, one in constant.items()}
 
 
 def fingerprint(data: str) -> str | None:
