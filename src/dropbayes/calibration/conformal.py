@@ -13,6 +13,9 @@ with them, on average over rows and held-out sets. A better uncertainty makes th
 | no rows to spare | `cross_conformal_interval` (jackknife+, CV+) | at least 1 - 2 (1 - level) |
 | a stream that may drift | `OnlineLevel` | long-run coverage for any sequence |
 | a need for probabilities, not one interval | `conformal_distribution` | calibrated in probability |
+
+Everywhere `scores` are those of held-out rows, `[row]`, `level` is the probability to guarantee, and `sample_weight`
+has the weight of each held-out row: one of weight 2 counts as two, and a new row as one.
 """
 
 from __future__ import annotations
@@ -51,16 +54,10 @@ def conformal_threshold(
     $P(s_{n+1} \le q) \ge \text{level}$, and without ties $P \le \text{level} + 1/(n+1)$. With too few rows for the
     level it is infinite.
 
-    With weights it is the smallest score $q$ with $\sum_{s_i \le q} w_i \ge \text{level}\,(\sum_i w_i + w_\text{new})$:
-    a row of weight 2 counts as two. Where new rows come from other inputs but the same $p(y \mid x)$, weights in
-    proportion to the density ratio $w(x) = p_\text{new}(x)/p_\text{held-out}(x)$ restore the guarantee [Tibshirani et
-    al. 2019]; each new row then has its own threshold.
-
-    Args:
-        scores: Scores of held-out rows the model was not fitted to, `[row]`.
-        level: The probability to guarantee.
-        sample_weight: The weights $w_i$ of the held-out rows.
-        new_weight: The weight $w_\text{new}$ of the new row, or of each new row, `[new row]`.
+    With weights it is the smallest score $q$ with $\sum_{s_i \le q} w_i \ge \text{level}\,(\sum_i w_i + w_\text{new})$.
+    Where new rows come from other inputs but the same $p(y \mid x)$, weights in proportion to the density ratio
+    $w(x) = p_\text{new}(x)/p_\text{held-out}(x)$ restore the guarantee [Tibshirani et al. 2019]; each new row, with its
+    `new_weight` $w_\text{new}$, `[new row]`, then has its own threshold.
 
     Examples:
         >>> conformal_threshold(torch.arange(1.0, 100.0), level=0.9)  # 99 scores: the 90th
@@ -82,14 +79,8 @@ def group_thresholds(
     """The threshold of each new row, from the held-out rows of its group: the guarantee holds within each group.
 
     Mondrian conformal prediction [Vovk et al. 2005]. Groups must be known before the outcome: a site, an age band, a
-    predicted class. Each group needs at least 1 / (1 - level) - 1 rows for a finite threshold.
-
-    Args:
-        scores: Scores of held-out rows, `[row]`.
-        groups: Their groups, any integers, `[row]`.
-        new_groups: The groups of the new rows, `[new row]`; a group without held-out rows has an infinite threshold.
-        level: The probability to guarantee in every group.
-        sample_weight: The weight of each held-out row; a new row has weight 1.
+    predicted class; any integers for the held-out rows, `[row]`, and for the new ones, `[new row]`. Each needs at least
+    1 / (1 - level) - 1 held-out rows for a finite threshold.
 
     Examples:
         >>> scores, groups = torch.arange(1.0, 9.0), torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
@@ -97,24 +88,17 @@ def group_thresholds(
         tensor([4., 8., inf])
     """
     held_out = row_values("scores", scores, infinite=True)
-    known = _groups("groups", groups, n_rows=len(held_out))
-    new = _groups("new_groups", new_groups)
+    known, new = row_values("groups", groups, n_rows=len(held_out)), row_values("new_groups", new_groups)
+    for name, values in (("groups", known), ("new_groups", new)):
+        if not bool((values == values.round()).all()):
+            raise ValueError(f"`{name}` must hold integers, one group per row; got {values.dtype} with fractions.")
     weight = row_weights(sample_weight, len(held_out), like=held_out)
     thresholds = held_out.new_full((len(new),), math.inf)
     for group in new.unique():
-        in_group = (known == group) & (weight > 0)
-        if bool(in_group.any()):
-            thresholds[new == group] = conformal_threshold(
-                held_out[in_group], level=level, sample_weight=weight[in_group]
-            )
+        some = (known == group) & (weight > 0)
+        if bool(some.any()):
+            thresholds[new == group] = conformal_threshold(held_out[some], level=level, sample_weight=weight[some])
     return thresholds
-
-
-def _groups(name: str, groups: Array, *, n_rows: int | None = None) -> Tensor:
-    values = row_values(name, groups, n_rows=n_rows)
-    if not bool((values == values.round()).all()):
-        raise ValueError(f"`{name}` must hold integers, one group per row; got {values.dtype} with fractions.")
-    return values.long()
 
 
 def class_thresholds(
@@ -123,14 +107,8 @@ def class_thresholds(
     """The threshold of each class, `[class]`, from its held-out rows: sets cover every class, rare ones too.
 
     Pass it as the `threshold` of `conformal_sets`. Without it a rare class may be missed most of the time while the
-    average over rows meets the guarantee. A class with too few rows has an infinite one, and is then in every set.
-
-    Args:
-        scores: Scores of the true labels of held-out rows, `[row]` (`label_scores`, `adaptive_label_scores`).
-        labels: Their class indices, `[row]`.
-        n_classes: The number of classes.
-        level: The probability to guarantee for every class.
-        sample_weight: The weight of each held-out row; a new row has weight 1.
+    average over rows meets the guarantee. A class with too few rows has an infinite one, and is then in every set. The
+    scores are those of the true `labels` (`label_scores`, `adaptive_label_scores`), which are class indices, `[row]`.
     """
     check_count("n_classes", n_classes)
     truth = class_labels(labels, n_rows=len(row_values("scores", scores, infinite=True)), n_classes=n_classes)
@@ -209,14 +187,9 @@ def _moments(arrays: Mapping[str, Array], std: Array | float) -> list[Tensor]:
 def conformal_interval(mean: Array, std: Array | float, *, threshold: Array | float) -> tuple[Tensor, Tensor]:
     r"""The split-conformal interval $\mu \pm q\,\sigma$, which holds the target with the probability of its threshold.
 
-    The guarantee is over new rows *and* held-out sets, for exchangeable rows; it holds for any model, on average over
-    rows and not for each row. A better uncertainty makes the interval narrower, not more valid.
-
-    Args:
-        mean: Predictive mean of the new rows.
-        std: Their predictive standard deviation (1 for intervals of one width).
-        threshold: The threshold $q$ of the `standardised_residuals` of held-out rows: a number (`conformal_threshold`),
-            or `[row]` (`group_thresholds`, or with weights).
+    The guarantee is over new rows *and* held-out sets, for exchangeable rows, on average over rows and not for each.
+    The threshold $q$ is that of the `standardised_residuals` of held-out rows: a number (`conformal_threshold`), or
+    `[row]` (`group_thresholds`, or with weights). A `std` of 1 makes intervals of one width.
 
     Examples:
         >>> conformal_interval(torch.tensor([5.0]), torch.tensor([2.0]), threshold=1.8)
@@ -253,8 +226,7 @@ def conformal_quantile_interval(lower: Array, upper: Array, *, threshold: Array 
     low, high = matching_tensors({"lower": lower, "upper": upper})
     if bool((low > high).any()):
         raise ValueError(f"`lower` must not exceed `upper`; it does in {int((low > high).sum())} rows.")
-    margin = _per_row(threshold, low)
-    margin = torch.maximum(margin, (low - high) / 2)  # no interval has a negative width
+    margin = torch.maximum(_per_row(threshold, low), (low - high) / 2)  # no interval has a negative width
     return low - margin, high + margin
 
 
@@ -262,8 +234,8 @@ def _per_row(threshold: Array | float, like: Tensor) -> Tensor:
     bound = finite_tensor("threshold", threshold, infinite=True)
     if bound.dim() and bound.shape != like.shape[:1]:
         raise ValueError(f"`threshold` must be a number or [row]; got shape {tuple(bound.shape)} for {len(like)} rows.")
-    spread = bound.to(like.device, torch.promote_types(bound.dtype, like.dtype))
-    return spread.reshape(*bound.shape, *(1,) * (like.dim() - 1)) if bound.dim() else spread
+    bound = bound.to(like.device, torch.promote_types(bound.dtype, like.dtype))
+    return bound.reshape((*bound.shape, *(1,) * (like.dim() - 1)))
 
 
 def cross_conformal_interval(
@@ -298,8 +270,7 @@ def cross_conformal_interval(
             f"`folds` must lie between 0 and {len(outputs) - 1}, the rows of `predictions`; got {int(fold.min())} to "
             f"{int(fold.max())}."
         )
-    left_out = outputs[fold.to(outputs.device)]  # [row, new row]
-    n_rows = len(spread)
+    left_out, n_rows = outputs[fold.to(outputs.device)], len(spread)  # [row, new row]
     upper_rank = math.ceil((n_rows + 1) * level - 1e-9)
     if upper_rank > n_rows:
         infinite = torch.full_like(outputs[0], math.inf)
@@ -314,13 +285,8 @@ class ConformalDistribution:
     r"""The distribution of each new row's target: $\mu + \sigma r$ with $r$ the residuals of held-out rows.
 
     For exchangeable rows its distribution function at the target is uniform, so targets fall below each quantile as
-    often as its level says, up to $1/(n+1)$ [Vovk et al. 2019].
-
-    Args:
-        mean: The predictive mean of the new rows, `[row]`.
-        std: Their predictive standard deviation, `[row]`.
-        residuals: The signed residuals in standard deviations of $n$ held-out rows, in increasing order.
-        weight: The weight of each residual; a new row has weight 1.
+    often as its level says, up to $1/(n+1)$ [Vovk et al. 2019]. The residuals are signed, in standard deviations and in
+    increasing order, each with its weight.
     """
 
     mean: Tensor
@@ -358,8 +324,7 @@ def conformal_distribution(
 ) -> ConformalDistribution:
     r"""The conformal predictive distribution of new rows, from their predictive mean and standard deviation, `[row]`.
 
-    `calibration_residuals` are the signed residuals $(y - \mu)/\sigma$ of held-out rows, `[row]`, `sample_weight` is
-    their weight; a new row has weight 1.
+    `calibration_residuals` are the signed residuals $(y - \mu)/\sigma$ of held-out rows, `[row]`.
 
     Examples:
         >>> known = torch.tensor([-2.0, -1.0, 0.0, 1.0, 5.0])  # skewed: now and then a target is far above
@@ -398,12 +363,9 @@ def conformal_sets(probabilities: Array, *, threshold: Array | float) -> Tensor:
     """The split-conformal set of classes, which holds the label with the probability of its threshold, `[row, class]`.
 
     The guarantee is that of `conformal_interval`. These sets are the smallest on average [Sadinle et al. 2019]; a set
-    is empty when no class is probable enough. The size of `adaptive_conformal_sets` follows the uncertainty.
-
-    Args:
-        probabilities: Predictive probabilities of the new rows, `[row, class]`.
-        threshold: The threshold of the `label_scores` of held-out rows: a number (`conformal_threshold`), `[class]`
-            (`class_thresholds`) or `[row, 1]`.
+    is empty when no class is probable enough. The size of `adaptive_conformal_sets` follows the uncertainty. The
+    threshold is that of the `label_scores` of held-out rows: a number (`conformal_threshold`), `[class]`
+    (`class_thresholds`) or `[row, 1]`.
 
     Examples:
         >>> conformal_sets(torch.tensor([[0.6, 0.4], [0.9, 0.1]]), threshold=0.5)

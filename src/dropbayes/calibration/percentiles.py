@@ -58,12 +58,9 @@ def uncertainty_reference(
 
     [GG16, section Model Calibration]: "fitting a simple distribution over the training set output uncertainty, and
     using the cumulative distribution function to find the relative ratio of a new data point's uncertainty". The
-    percentile compares points across models and data sets of different scale; it makes no claim about errors.
-
-    Args:
-        training_uncertainty: The standard deviation (or any positive uncertainty) of each training point.
-        families: Keys of `FAMILIES` to choose from by likelihood.
-        sample_weight: The weight of each training point.
+    percentile compares points across models and data sets of different scale; it makes no claim about errors. The
+    uncertainty of a training point is its standard deviation, or any positive number; `families` are keys of
+    `FAMILIES`.
 
     Examples:
         The paper's example: a standard deviation of 5 is extreme for one model and small for another.
@@ -89,15 +86,13 @@ def uncertainty_reference(
         raise ValueError(f"`families` must be among {sorted(FAMILIES)}; got {sorted(families)}.")
     unit = float(values.log().mul(weight).sum().exp())  # natural units: their logarithms are around 0
     x, w = (values / unit).numpy(), weight.numpy()
-    fits: dict[str, tuple[float, float]] = {}
+    fits = {family: _most_likely(family, x, w) for family in families}
     likelihoods: dict[str, float] = {}
-    for family in families:
-        shape, scale = _most_likely(family, x, w)
-        distribution = getattr(scipy.stats, FAMILIES[family])
-        fits[family] = (shape, scale * unit)
-        likelihoods[family] = float((w * distribution.logpdf(x, shape, scale=scale)).sum()) - math.log(unit)
-    best = max(likelihoods, key=lambda family: likelihoods[family])
-    return UncertaintyReference(best, *fits[best], likelihoods)
+    for family, (shape, scale) in fits.items():
+        density = getattr(scipy.stats, FAMILIES[family]).logpdf(x, shape, scale=scale)
+        likelihoods[family] = float((w * density).sum()) - math.log(unit)
+    best = max(fits, key=likelihoods.__getitem__)
+    return UncertaintyReference(best, fits[best][0], fits[best][1] * unit, likelihoods)
 
 
 def _most_likely(family: str, x: Numbers, weight: Numbers) -> tuple[float, float]:

@@ -67,12 +67,9 @@ class IsotonicRecalibration:
 def isotonic_recalibration(pit: Array, *, sample_weight: Array | None = None) -> IsotonicRecalibration:
     r"""The recalibration map of predictive levels, piecewise linear through $(u_{(i)}, \tfrac{i}{n+1})$.
 
-    [Kuleshov et al. 2018]. The frequencies of held-out transforms $u_i = F_i(y_i)$ rise with the level, so isotonic
-    regression leaves them as they are; $i/(n+1)$ is the expected level of the $i$-th smallest of $n$.
-
-    Args:
-        pit: Held-out probability integral transforms, `[row]`; some strictly between 0 and 1.
-        sample_weight: The weight of each row.
+    [Kuleshov et al. 2018]. The frequencies of held-out transforms $u_i = F_i(y_i)$, the `pit`, rise with the level, so
+    isotonic regression leaves them as they are; $i/(n+1)$ is the expected level of the $i$-th smallest of $n$. Some
+    transforms must lie strictly between 0 and 1.
 
     Examples:
         >>> recalibration = isotonic_recalibration(torch.tensor([0.4, 0.5, 0.6]))  # claims too wide a spread
@@ -84,16 +81,14 @@ def isotonic_recalibration(pit: Array, *, sample_weight: Array | None = None) ->
     levels, group = values.double().unique(return_inverse=True)
     ties = torch.zeros_like(levels).index_add(0, group, weight)
     rank = (ties.cumsum(0) - (ties - 1) / 2) / (ties.sum() + 1)
-    ends = levels.new_tensor([0.0, 1.0])
     inside = (levels > 0) & (levels < 1) & (ties > 0)
     if not bool(inside.any()):
         raise ValueError(
             "`pit` must have values strictly between 0 and 1; all are 0 or 1: every target lies outside the claims. "
             "Widen them first (`std_scale`)."
         )
-    return IsotonicRecalibration(
-        torch.cat([ends[:1], levels[inside], ends[1:]]), torch.cat([ends[:1], rank[inside], ends[1:]])
-    )
+    zero, one = levels.new_zeros(1), levels.new_ones(1)
+    return IsotonicRecalibration(*(torch.cat([zero, points[inside], one]) for points in (levels, rank)))
 
 
 def _levels(name: str, levels: Array | float) -> Tensor:
@@ -206,14 +201,9 @@ def dirichlet_calibration(
 ) -> ClassMap:
     r"""The Dirichlet map, a full matrix and a bias, $\mathrm{softmax}(\mathbf W \log p + \mathbf b)$.
 
-    [Kull et al. 2019], with their penalty: $\lambda$ times the mean square of the off-diagonal elements of $\mathbf W$
-    and of $\mathbf b$. It can move probability between classes that are mistaken for each other.
-
-    Args:
-        probabilities: Predictive probabilities of held-out rows, `[row, class]`.
-        labels: Their class indices, `[row]`.
-        penalty: The penalty λ; larger for fewer rows.
-        sample_weight: The weight of each row.
+    [Kull et al. 2019], with their `penalty`: $\lambda$, larger for fewer rows, times the mean square of the
+    off-diagonal elements of $\mathbf W$ and of $\mathbf b$. It can move probability between classes that are mistaken
+    for each other. Fitted to held-out rows as `vector_scaling` is.
     """
     check_positive("penalty", penalty, allow_zero=True)
     log_p, truth, weight = _held_out(probabilities, labels, sample_weight)
@@ -226,8 +216,7 @@ def dirichlet_calibration(
         size = (others * matrix).square().sum() / others.sum().clamp_min(1) + bias.square().mean()
         return weighted_mean(misfit, weight) + (penalty + 1e-9) * size
 
-    start = torch.cat([torch.eye(n_classes).flatten(), torch.zeros(n_classes)])
-    best = _minimum(loss, start)
+    best = _minimum(loss, torch.cat([torch.eye(n_classes).flatten(), torch.zeros(n_classes)]))
     return ClassMap(best[:-n_classes].reshape(n_classes, n_classes), best[-n_classes:])
 
 
@@ -249,12 +238,8 @@ def beta_calibration(probability: Array, event: Array, *, sample_weight: Array |
     r"""The beta map of the probability of one event (two classes, or one against the rest).
 
     [Kull et al. 2017]: the family of maps that makes beta-distributed scores calibrated. It contains the identity
-    ($a = b = 1$, $c = 0$), which Platt's sigmoid of p does not, so calibrated probabilities are unchanged.
-
-    Args:
-        probability: The claimed probability of the event on held-out rows, `[row]`.
-        event: Whether it happened, `[row]`; both must occur.
-        sample_weight: The weight of each row.
+    ($a = b = 1$, $c = 0$), which Platt's sigmoid of p does not, so calibrated probabilities are unchanged. Fitted to
+    the claimed probability of the event on held-out rows, `[row]`, and whether it happened, `[row]`; both must occur.
     """
     p = _levels("probability", probability)
     if p.dim() != 1:
@@ -296,8 +281,6 @@ def _minimum(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
         (gradient,) = torch.autograd.grad(value, parameters)
         return float(value.detach()), gradient.numpy()
 
-    options = {"maxiter": 2000, "ftol": 1e-14, "gtol": 1e-9}
-    best = scipy.optimize.minimize(
-        value_and_gradient, start.double().numpy(), jac=True, method="L-BFGS-B", options=options
-    )
+    how = {"jac": True, "method": "L-BFGS-B", "options": {"maxiter": 2000, "ftol": 1e-14, "gtol": 1e-9}}
+    best = scipy.optimize.minimize(value_and_gradient, start.double().numpy(), **how)
     return torch.tensor(best.x, dtype=torch.float64)

@@ -83,10 +83,8 @@ def gaussian_pit(mean: Array, std: Array, y: Array) -> Tensor:
 def quantile_reliability(pit: Array, *, n_levels: int = 99, sample_weight: Array | None = None) -> ReliabilityCurve:
     """The reliability curve of predictive quantiles: how often the target fell below the quantile of each level.
 
-    Args:
-        pit: Probability integral transforms, `[row]` (`gaussian_pit`, `predictive.Mixture.pit`).
-        n_levels: The number of levels, evenly spaced strictly inside the unit interval.
-        sample_weight: The weight of each row.
+    From probability integral transforms `[row]` (`gaussian_pit`, `predictive.Mixture.pit`), at levels evenly spaced
+    strictly inside the unit interval.
 
     Examples:
         >>> quantile_reliability(torch.tensor([0.1, 0.2, 0.3, 0.9]), n_levels=1).observed  # below the median
@@ -159,16 +157,9 @@ def calibration_test(
 ) -> CalibrationTest:
     r"""The test of the expected calibration error against its distribution under labels drawn from the claims.
 
-    Consistency resampling [Bröcker & Smith 2007]: the predictions are fixed, and each is correct with a probability of
-    its confidence. The p-value is exact for the hypothesis that the confidences are true.
-
-    Args:
-        probabilities: Predictive probabilities, `[row, class]`.
-        labels: Class indices, `[row]`.
-        n_bins: The number of bins of equal width.
-        n_resamples: The number of sets of labels drawn.
-        seed: The seed of the draws.
-        sample_weight: The number of independent rows that each row stands for, an integer.
+    Consistency resampling [Bröcker & Smith 2007]: the predictions `[row, class]` are fixed, and each is correct with a
+    probability of its confidence, in `n_resamples` sets of labels. The p-value is exact for the hypothesis that the
+    confidences are true. `sample_weight` is the number of independent rows that each row stands for, an integer.
 
     Examples:
         >>> p = torch.tensor([[0.3, 0.7]]).repeat(100, 1)
@@ -178,8 +169,7 @@ def calibration_test(
     """
     check_count("n_bins", n_bins)
     check_count("n_resamples", n_resamples)
-    pair = confidence_and_correctness(probabilities, labels)
-    confidence, correct = (values.detach().double().cpu() for values in pair)
+    confidence, correct = (part.detach().double().cpu() for part in confidence_and_correctness(probabilities, labels))
     counts = row_counts(sample_weight, len(confidence), like=confidence)
     confidence, correct = confidence.repeat_interleave(counts), correct.repeat_interleave(counts)
     bins = (confidence * n_bins).long().clamp_max(n_bins - 1)
@@ -216,9 +206,8 @@ def reliability_band(curve: ReliabilityCurve, *, level: float = 0.95) -> tuple[T
     if claimed.dim() != 1 or not bool(((claimed >= 0) & (claimed <= 1 + rounding) & (count >= 0.5)).all()):
         raise ValueError("`curve` must claim probabilities, `[point]`, each with at least one row behind it.")
     rows, probability = count.double().round().cpu().numpy(), claimed.double().clamp_max(1).cpu().numpy()
-    ends = [scipy.stats.binom.ppf(0.5 + sign * level / 2, rows, probability) / rows for sign in (-1, 1)]
-    lower, upper = (torch.as_tensor(end).to(claimed) for end in ends)
-    return lower, upper
+    lower, upper = (scipy.stats.binom.ppf(0.5 + sign * level / 2, rows, probability) / rows for sign in (-1, 1))
+    return torch.as_tensor(lower).to(claimed), torch.as_tensor(upper).to(claimed)
 
 
 def uniformity_test(pit: Array, *, sample_weight: Array | None = None) -> float:
