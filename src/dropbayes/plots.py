@@ -80,12 +80,9 @@ def predictive_band(
 
 
 def class_bars(probabilities: Array, uncertainty: Array, *, ax: Axes | None = None) -> Axes:
-    """The class probabilities of rows as bars, the least uncertain row first; of many, 40 evenly spaced in that order.
+    """The class probabilities of rows, `[row, class]`, as bars, the least uncertain row first.
 
-    Args:
-        probabilities: Predictive probabilities, `[row, class]`.
-        uncertainty: The uncertainty that orders the rows, `[row]` (the entropy).
-        ax: The axes to draw on.
+    The `uncertainty`, `[row]`, is mostly the entropy; of many rows, 40 are drawn, evenly spaced in that order.
     """
     p = class_probabilities("probabilities", probabilities)
     order = row_values("uncertainty", uncertainty, n_rows=len(p)).argsort()
@@ -104,22 +101,17 @@ def class_bars(probabilities: Array, uncertainty: Array, *, ax: Axes | None = No
 def reliability_diagram(curve: ReliabilityCurve, *, label: str | None = None, ax: Axes | None = None) -> Axes:
     """Claimed probability against observed frequency, with the scatter a calibrated model would show.
 
-    The bars at each point span two standard errors of a frequency whose claim is true: a point whose bar misses the
-    diagonal is evidence, not chance. Call again with the same `ax` to compare models.
-
-    Args:
-        curve: The curve (`calibration.class_reliability`, `quantile_reliability`, `interval_reliability`).
-        label: The model's name in the legend.
-        ax: The axes to draw on.
+    The curve is that of `calibration.class_reliability`, `quantile_reliability` or `interval_reliability`, the label
+    the model's name in the legend. The bars at each point span two standard errors of a frequency whose claim is true:
+    a point whose bar misses the diagonal is evidence, not chance. Call again with the same `ax` to compare models.
     """
     ax, style, is_first = _next_curve(ax)
     if is_first:
         ax.plot([0, 1], [0, 1], color="0.45", lw=1, ls=":", label="calibrated")
     claimed, seen, error = (_values(array) for array in (curve.claimed, curve.observed, curve.standard_error))
     few = len(claimed) <= 20  # on a dense curve, markers and bars would only smear
-    ax.plot(
-        claimed, seen, gid="curve", ms=5, mfc="white", lw=1.5, label=label, **style | ({} if few else {"marker": ""})
-    )
+    marker = style["marker"] if few else ""
+    ax.plot(claimed, seen, gid="curve", ms=5, mfc="white", lw=1.5, label=label, **style | {"marker": marker})
     if few:
         ax.errorbar(claimed, seen, yerr=2 * error, fmt="none", ecolor=style["color"], elinewidth=0.8, capsize=2)
     ax.set(xlim=(0, 1), ylim=(0, 1), xlabel="claimed probability", ylabel="observed frequency", aspect="equal")
@@ -127,12 +119,9 @@ def reliability_diagram(curve: ReliabilityCurve, *, label: str | None = None, ax
 
 
 def risk_coverage_diagram(curve: RiskCoverage, *, label: str | None = None, ax: Axes | None = None) -> Axes:
-    """The risk of the rows kept against the share kept, and the least risk any ranking could have.
+    """The risk of the rows kept against the share kept (`scores.risk_coverage`), and the least risk of any ranking.
 
-    Args:
-        curve: The curve (`scores.risk_coverage`).
-        label: The ranking's name in the legend; its area (AURC) is added.
-        ax: The axes to draw on; call again with the same to compare rankings.
+    The label names the ranking in the legend, with its area (AURC). Call again with the same `ax` to compare rankings.
     """
     ax, style, is_first = _next_curve(ax)
     coverage, risk, oracle = (_values(array) for array in (curve.coverage, curve.risk, curve.oracle_risk))
@@ -182,15 +171,9 @@ def rejection_diagram(
 def uncertainty_histogram(
     training_uncertainty: Array, *, reference: UncertaintyReference, new: Array | None = None, ax: Axes | None = None
 ) -> Axes:
-    """The training points' uncertainty, the distribution fitted to it, and the percentile of new points.
+    """The training points' uncertainty, the distribution fitted to it, and the percentile of a few `new` points.
 
-    [GG16, section Model Calibration].
-
-    Args:
-        training_uncertainty: The training points' uncertainties.
-        reference: The distribution fitted to them (`calibration.uncertainty_reference`).
-        new: Uncertainties of a few new points, marked with their percentiles.
-        ax: The axes to draw on.
+    [GG16, section Model Calibration]; the `reference` is that of `calibration.uncertainty_reference`.
     """
     ax = _axes(ax)
     training = _values(training_uncertainty)
