@@ -8,12 +8,9 @@ import pytest
 import experiments
 from experiments import adversarial, co2, convolution, posteriors, recurrent, reinforcement, rotation, solar, toy
 from experiments.__main__ import main
-from experiments.downloads import data_path
 from experiments.record import Findings
 from experiments.reproduction import experiment_module, reproduce, settings_of
 from experiments.uci import run as uci
-
-PAPER_SERIES = {"co2": "co2/co2_mauna_monthly_1958_2003.csv", "solar": "solar/solar_gal.csv"}
 
 
 def test_the_command_line_sets_settings_and_draws_again_from_saved_stages(tmp_path, capsys):
@@ -30,9 +27,7 @@ def test_the_command_line_sets_settings_and_draws_again_from_saved_stages(tmp_pa
 
 
 @pytest.mark.parametrize("name", ["co2", "solar"])
-def test_the_kept_arrays_of_a_full_run_are_drawn_without_a_run(name, tmp_path):
-    if data_path(PAPER_SERIES[name]) is None:
-        pytest.skip(f"needs {PAPER_SERIES[name]} in the folder that DROPBAYES_DATA names")
+def test_the_kept_arrays_of_a_full_run_are_drawn_without_a_run(name, data_folder, tmp_path):
     reproduce(name, out=tmp_path, device="cpu", figures_only=True)
     kept = json.loads((pathlib.Path(experiments.__file__).parent / "results" / f"{name}.json").read_text())
     report = json.loads((tmp_path / name / "results.json").read_text())

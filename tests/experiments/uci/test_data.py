@@ -32,11 +32,8 @@ def test_splits_from_the_seed_are_the_shipped_ones(name):
 
 
 @pytest.mark.parametrize("name", uci_data.SETS)
-def test_named_folder_holds_the_published_data_and_splits(name):
-    folder = uci_data.data_folder()
-    source = uci_data.SETS[name]
-    if folder is None or not (folder / f"{source.name}.splits.npz").exists():
-        pytest.skip("set DROPBAYES_DATA to a folder with the UCI files to compare with them")
+def test_named_folder_holds_the_published_data_and_splits(name, data_folder):
+    folder, source = uci_data.data_folder(), uci_data.SETS[name]
     data = uci_data.load(name)
     assert data.x.shape == (source.n_rows, source.n_features)
     shipped = np.load(folder / f"{source.name}.splits.npz")
@@ -93,9 +90,7 @@ def test_unusable_csv_is_explained(tmp_path, text, target, message):
         uci_data.from_csv(path, target=target)
 
 
-def test_a_gap_split_tests_the_middle_third_of_one_input():
-    if uci_data.data_folder() is None or not (uci_data.data_folder() / "gap_splits.npz").exists():
-        pytest.skip("set DROPBAYES_DATA to a folder with uci/gap_splits.npz")
+def test_a_gap_split_tests_the_middle_third_of_one_input(data_folder):
     data = uci_data.load("yacht", gap=True)
     assert len(data.splits) == data.x.shape[1]
     for column, (learned, tested) in enumerate(data.splits):

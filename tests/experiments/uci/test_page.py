@@ -24,10 +24,9 @@ def test_page_compares_with_the_published_figures_when_all_splits_are_run(monkey
     assert "an abacus" in text
 
 
-def test_published_means_are_those_of_the_authors_files():
+def test_published_means_are_those_of_the_authors_files(data_folder):
     reference = uci_report.clean_reference()
-    if not reference:
-        pytest.skip("set DROPBAYES_DATA to a folder with the authors' results to compare with them")
+    assert reference
     for name, published in uci_report.PUBLISHED.items():
         for place, key in enumerate(("mc_rmse", "ll")):
             mean, error = uci_report.mean_and_error(reference[name][key])
