@@ -24,7 +24,7 @@ from torch import nn
 
 from benchmarks import history
 from dropbayes.likelihoods import Gaussian
-from dropbayes.population import Member, Task, fitting, randomness, train
+from dropbayes.population import Member, Task, randomness, train
 from dropbayes.population.heads import HEADS
 from dropbayes.population.program import Program
 from dropbayes.population.standardisation import stacked_table
@@ -156,24 +156,13 @@ def population_on_cuda(batch_size: int = 128, n_rows: int = 900) -> list[dict[st
     for n_networks in (1, 240, 2400):
         members = [Member(epochs=1, seed=s) for s in range(n_networks)]
         table = stacked_table([Task(x, y)], HEADS["gaussian"], torch.float32)
-        program = fitting._program(
-            table,
-            members,
-            (50,),
-            HEADS["gaussian"],
-            "relu",
-            batch_size,
-            "constant",
-            False,
-            torch.device("cuda"),
-            torch.float32,
-        )
-        with tensor_cores(torch.device("cuda")):
+        head, cuda = HEADS["gaussian"], torch.device("cuda")
+        program = Program(table, members, (50,), head, "relu", batch_size, "constant", False, cuda, torch.float32)
+        with tensor_cores(cuda):
 
             def steps(program: Program = program) -> None:
                 for number in range(8):
-                    chunk = randomness.chunk_of(number, batch_size, [n_rows], program.widths)
-                    program.load(number, chunk, 0)
+                    program.load(number)
                     program.run(CHUNK)
 
             step = interleaved({"steps": steps}, 5, "cuda")["steps"] / (8 * CHUNK)

@@ -24,7 +24,7 @@ def test_a_greedy_selection_of_two_is_the_best_pair_that_begins_with_the_best_ca
         (i, j): float(torch.logaddexp(density[i], density[j]) @ weight)
         for i, j in itertools.product(range(6), repeat=2)
     }
-    first, second = greedy_selection(density, weight, 2)
+    first, second = greedy_selection(density, weight, 2, torch.zeros(6, 40, 0))
     assert first == int((density @ weight).argmax())
     assert score[first, second] == max(value for (i, _), value in score.items() if i == first)
 
@@ -35,7 +35,7 @@ def test_a_candidate_that_covers_what_others_miss_must_not_ruin_the_mean():
     density = torch.stack([torch.where(miss, -60.0, 5.0), torch.full((100,), -1.0)])
     error = torch.stack([torch.where(miss, 1.0, 0.001), torch.full((100,), 0.5)])[..., None]
     weight = torch.ones(100)
-    assert greedy_selection(density, weight, 2) == [0, 1]
+    assert greedy_selection(density, weight, 2, error[..., :0]) == [0, 1]
     assert greedy_selection(density, weight, 2, error) == [0, 0]
 
 

@@ -5,15 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dropbayes.population import (
-    Member,
-    Task,
-    fitting,
-    randomness,
-    train,
-)
+from dropbayes.population import Member, Task, train
 from dropbayes.population.heads import HEADS
-from dropbayes.population.program import forward
+from dropbayes.population.program import Program, forward
 from dropbayes.population.standardisation import stacked_table
 from tests.population.samples import F64, toy
 
@@ -74,8 +68,8 @@ def test_the_gradient_by_hand_is_that_of_autograd(activation, likelihood):
     members = [Member(drop_prob=(0.0, 0.2, 0.1 * s), weight_decay=1e-2, seed=s) for s in range(3)]
     table = stacked_table([Task(x, targets)], HEADS[likelihood], torch.float64)
     head, device = HEADS[likelihood], torch.device("cpu")
-    program = fitting._program(table, members, (7, 5), head, activation, 20, "constant", False, device, torch.float64)
-    program.load(0, randomness.chunk_of(0, 20, [50], program.widths), 0)
+    program = Program(table, members, (7, 5), head, activation, 20, "constant", False, device, torch.float64)
+    program.load(0)
     before = program.vector.clone().requires_grad_()
     positions = program.stack.rows.gather(1, program.positions[0].expand(3, -1))
     inputs, outcome, weight = (values[positions] for values in program.data)

@@ -117,8 +117,8 @@ def choose_ensemble(
     if offset is not None:
         tasks += _tasks(rows, x, y - offset, weight, 1 if trust is None else trust)
     held_out, n_folds, candidates = tuple(held for _, held in rows), len(rows), list(grid)
-    held = torch.cat(held_out)
-    trained, density, error = _score_candidates(tasks, n_folds, candidates, n_draws, seed, settings)
+    held, sizes = torch.cat(held_out), [len(held) for held in held_out]
+    trained, density, error = _score_candidates(tasks, sizes, candidates, n_draws, seed, settings)
     row_weight = (torch.ones(len(held)) if weight is None else torch.as_tensor(weight)[held]).to(density)
 
     def row_mean(density: Tensor) -> Tensor:
@@ -127,10 +127,9 @@ def choose_ensemble(
     if finalists:
         best = _finalists(candidates, row_mean(density), finalists)
         longer = [replace(candidates[number], epochs=finalist_epochs) for number in best]
-        again, more, errors = _score_candidates(tasks, n_folds, longer, n_draws, seed + len(candidates), settings)
-        candidates, density = candidates + longer, torch.cat([density, more])
-        error = None if error is None or errors is None else torch.cat([error, errors])
-        trained = concatenate([trained, again])
+        again, more, errors = _score_candidates(tasks, sizes, longer, n_draws, seed + len(candidates), settings)
+        candidates, trained = candidates + longer, concatenate([trained, again])
+        density, error = torch.cat([density, more]), torch.cat([error, errors])
     log_likelihood = row_mean(density)
     if not bool(log_likelihood.isfinite().any()):
         raise ValueError(
@@ -166,7 +165,7 @@ def _finalists(candidates: Sequence[Member], score: Tensor, count: int) -> list[
     return [*leaders, *(number for number in order if number not in leaders)][:count]
 
 
-def greedy_selection(log_density: Tensor, weight: Tensor, n_members: int, error: Tensor | None = None) -> list[int]:
+def greedy_selection(log_density: Tensor, weight: Tensor, n_members: int, error: Tensor) -> list[int]:
     r"""The candidates of an ensemble, each the best addition to the equally weighted mixture of those before.
 
     For numbers, the best is that of the mixture's log-likelihood and of the mean's under Laplace noise together,
@@ -175,27 +174,27 @@ def greedy_selection(log_density: Tensor, weight: Tensor, n_members: int, error:
 
     Example:
         >>> densities = torch.tensor([[0.9, 0.1], [0.1, 0.9], [0.35, 0.35]]).log()
-        >>> greedy_selection(densities, torch.ones(2), 3)  # the safe one, then the specialists it lacks
+        >>> no_means = torch.zeros(3, 2, 0)
+        >>> greedy_selection(densities, torch.ones(2), 3, no_means)  # the safe one, then the specialists it lacks
         [2, 0, 1]
     """
     selection: list[int] = []
-    mixture, total = torch.full_like(log_density[0], -torch.inf), torch.zeros(()).to(log_density)
+    mixture, total = torch.full_like(log_density[0], -torch.inf), torch.zeros_like(error[0])
     for _ in range(n_members):
         joined = torch.logaddexp(mixture, log_density)
         gain = torch.where(weight > 0, joined * weight, 0.0).sum(1).nan_to_num(nan=-torch.inf)
-        if error is not None:
-            absolute = ((total + error).abs() * weight[:, None]).sum(1)
-            gain = gain - weight.sum() * absolute.clamp(min=1e-30).log().sum(-1).nan_to_num(nan=torch.inf)
+        absolute = ((total + error).abs() * weight[:, None]).sum(1)
+        gain = gain - weight.sum() * absolute.clamp(min=1e-30).log().sum(-1).nan_to_num(nan=torch.inf)
         selection.append(int(gain.argmax()))
-        mixture = joined[selection[-1]]
-        total = total if error is None else total + error[selection[-1]]
+        mixture, total = joined[selection[-1]], total + error[selection[-1]]
     return selection
 
 
 def _score_candidates(
-    tasks: Sequence[Task], n_folds: int, candidates: Sequence[Member], n_draws: int, seed: int, settings: dict[str, Any]
-) -> tuple[Population, Tensor, Tensor | None]:
+    tasks: Sequence[Task], sizes: list[int], candidates: Sequence[Member], n_draws: int, seed: int, settings: Any
+) -> tuple[Population, Tensor, Tensor]:
     """The candidates on all folds with their τ, and their log-densities and errors `[candidate, row of any fold]`."""
+    n_folds = len(sizes)
     members = [
         replace(c, task=k + n_folds * c.offset, seed=seed + i) for i, c in enumerate(candidates) for k in range(n_folds)
     ]
@@ -203,12 +202,11 @@ def _score_candidates(
     held_out = [task.held_out for task in tasks]
     group = torch.arange(len(candidates)).repeat_interleave(n_folds)
     trained, density, error = fit_and_score(trained, held_out, n_draws=n_draws, groups=group)
-    sizes = [len(rows[0]) for rows in held_out[:n_folds] if rows is not None]
 
     def by_row(values: Tensor) -> Tensor:
         return torch.cat([values[k::n_folds, :size] for k, size in enumerate(sizes)], 1)
 
-    return trained, by_row(density.nan_to_num(nan=-torch.inf)), None if error is None else by_row(error)
+    return trained, by_row(density.nan_to_num(nan=-torch.inf)), by_row(error)
 
 
 # --- the folds --------------------------------------------------------------------------------------------------

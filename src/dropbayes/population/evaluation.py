@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from dropbayes.population import randomness
 from dropbayes.population.program import forward
@@ -70,8 +71,7 @@ def draws(population: Population, x: Any, *, n_draws: int, seed: int = 0) -> tup
     For the categorical likelihood the means are class probabilities and the variances theirs.
     """
     inputs, _ = _task_rows(population, x)
-    chunks = [in_units(population, outputs) for outputs in _chunks(population, inputs, n_draws, seed)]
-    return torch.cat([mean for mean, _ in chunks]), torch.cat([variance for _, variance in chunks])
+    return _draws(population, inputs, n_draws, seed)
 
 
 def evaluate(population: Population, rows: Any, *, n_draws: int = 1000, seed: int = 0) -> Evaluation:
@@ -119,7 +119,7 @@ def _labelled_rows(population: Population, rows: Any) -> tuple[Tensor, Tensor, T
             )
     weights = [row_weights((*entry, None)[2], n, name="weight") for entry, n in zip(given, counts, strict=True)]
     task = torch.tensor([m.task if len(given) > 1 else 0 for m in population.members])
-    y, weight = _pad_rows(columns), _pad_rows([w[:, None] for w in weights])[..., 0]
+    y, weight = (pad_sequence(values, batch_first=True) for values in (columns, weights))
     return inputs, y.to(population.device)[task], weight.to(population.device)[task], task
 
 
@@ -157,13 +157,14 @@ def fit_and_score(
     n_draws: int = 200,
     seed: int = 0,
     groups: Sequence[int] | Tensor | None = None,
-) -> tuple[Population, Tensor, Tensor | None]:
+) -> tuple[Population, Tensor, Tensor]:
     """The population of `fit_precision`, and log-densities `[member, row]` and errors `[member, row, output]` of it.
 
-    The log-densities are those of `evaluate`, the errors those of the mean over the draws; None for classes.
+    The log-densities are those of `evaluate`, the errors those of the mean over the draws; classes have no output.
     """
     if not population.head.has_noise:
-        return population, evaluate(population, rows, n_draws=n_draws, seed=seed).log_density, None
+        density = evaluate(population, rows, n_draws=n_draws, seed=seed).log_density
+        return population, density, density.new_zeros(*density.shape, 0)
     check_count("n_draws", n_draws)
     inputs, y, weight, _ = _labelled_rows(population, rows)
     group = torch.arange(len(population)) if groups is None else torch.as_tensor(groups)
@@ -172,8 +173,7 @@ def fit_and_score(
     errors, logs, of_mean = [], [], []
     for index in _member_groups(population, inputs.shape[1] * max(1, n_draws // 8)):
         some = select(unit, index)
-        chunks = [in_units(some, outputs) for outputs in _chunks(some, inputs, n_draws, seed)]
-        mean, variance = torch.cat([m for m, _ in chunks]), torch.cat([v for _, v in chunks])
+        mean, variance = _draws(some, inputs, n_draws, seed)
         errors.append(((y[index] - mean).square() / variance).float())
         logs.append((-0.5 * variance.log()).sum(-1).float())
         of_mean.append(y[index] - mean.mean(0))
@@ -228,11 +228,6 @@ def _best_precision(error: Tensor, log: Tensor, weight: Tensor, group: Tensor) -
     return log_tau.exp()
 
 
-def _pad_rows(columns: Sequence[Tensor]) -> Tensor:
-    longest = max(len(column) for column in columns)
-    return torch.stack([torch.nn.functional.pad(c, (0, 0, 0, longest - len(c))) for c in columns])
-
-
 def _task_rows(population: Population, x: Any) -> tuple[Tensor, list[int]]:
     """Inputs of each task padded to `[task, row, feature]`, and the numbers of rows without padding."""
     given = [x] if isinstance(x, Tensor) or hasattr(x, "__array__") else list(x)
@@ -242,7 +237,7 @@ def _task_rows(population: Population, x: Any) -> tuple[Tensor, list[int]]:
             f"`x` must be [row, feature] with {population.x_mean.shape[1]} features; got "
             f"{[tuple(t.shape) for t in tensors][:3]}."
         )
-    return _pad_rows(tensors).to(population.device), [len(t) for t in tensors]
+    return pad_sequence(tensors, batch_first=True).to(population.device), [len(t) for t in tensors]
 
 
 def _member_groups(population: Population, n_rows: int) -> Iterator[Tensor]:
@@ -256,6 +251,11 @@ def in_units(population: Population, output: Tensor) -> tuple[Tensor, Tensor]:
     """Means and noise variances in the units of y, in float64, from outputs `[draw, member, row, output]`."""
     shift, scale = population.y_mean[:, None], population.y_scale[:, None]
     return population.head.in_units(output.double(), shift, scale, 1 / population.precision[:, None])
+
+
+def _draws(population: Population, inputs: Tensor, n_draws: int, seed: int) -> tuple[Tensor, Tensor]:
+    chunks = [in_units(population, outputs) for outputs in _chunks(population, inputs, n_draws, seed)]
+    return torch.cat([mean for mean, _ in chunks]), torch.cat([variance for _, variance in chunks])
 
 
 def _chunks(population: Population, inputs: Tensor, n_draws: int, seed: int) -> Iterator[Tensor]:

@@ -10,20 +10,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from dropbayes.layers import weight_decay
 from dropbayes.population import randomness
 from dropbayes.population.heads import Head, head_of
-from dropbayes.population.program import ADAM_BETAS, Program, Stack
-from dropbayes.population.records import (
-    ACTIVATIONS,
-    Activation,
-    Member,
-    Population,
-    Task,
-    concatenate,
-    drop_probs,
-    select,
-)
+from dropbayes.population.program import ADAM_BETAS, Program
+from dropbayes.population.records import ACTIVATIONS, Activation, Member, Population, Task, concatenate, select
 from dropbayes.population.standardisation import Table, stacked_table
 from dropbayes.runtime.devices import available_device, flush_denormals, tensor_cores
 from dropbayes.runtime.progress import ProgressBar
@@ -33,8 +23,6 @@ from dropbayes.runtime.progress import ProgressBar
 _IDLE_SHARE = 0.25
 # Weights of standardised data stay far below this; above it products overflow.
 _MAX_WEIGHT = 1e8
-# The noise that learned drop probabilities assume when a member states none: a tenth of the targets' variance.
-_CONCRETE_PRECISION = 10.0
 
 
 def train(
@@ -91,7 +79,7 @@ def train(
     _check(tasks, members, hidden, activation, start)
     device = available_device(device)
     table = stacked_table(tasks, head, dtype, start=start, n_classes=n_classes)
-    program = _program(
+    program = Program(
         table, members, hidden, head, activation, batch_size, schedule, learn_drop_prob, device, dtype, betas
     )
     if start is not None:
@@ -99,7 +87,7 @@ def train(
     trained = _untrained_population(table, members, program)
     # The steps of each member, and which members are in the stack, are on the host: nothing waits for the device.
     n_steps, stacked, step = program.stack.n_steps.long().cpu(), torch.arange(len(members)), 0
-    title, total, sizes = f"{len(members)} networks", int(n_steps.sum()), sorted(set(table.n_rows))
+    title, total = f"{len(members)} networks", int(n_steps.sum())
     with tensor_cores(device), flush_denormals(), contextlib.ExitStack() as own:
         bar = progress  # a given one stays open
         if not isinstance(bar, ProgressBar):
@@ -107,8 +95,7 @@ def train(
         while bool((training := n_steps[stacked] > step).any()):
             chunk, first = divmod(step, randomness.STEPS_PER_CHUNK)
             if program.loaded_chunk != chunk:
-                # A CUDA device still works on the chunk before while the host draws this one.
-                program.load(chunk, randomness.chunk_of(chunk, batch_size, sizes, program.widths), first)
+                program.load(chunk, first)
             end = min(int(n_steps[stacked[training]].min()), (chunk + 1) * randomness.STEPS_PER_CHUNK)
             program.run(end - step)
             bar.advance((end - step) * int(training.sum()))
@@ -187,79 +174,6 @@ def _continue_from(start: Population, program: Program) -> None:
         )
     for target, values in zip((*program.weights, *program.biases), (*start.weights, *start.biases), strict=True):
         target.copy_(values)
-
-
-def _program(
-    table: Table,
-    members: Sequence[Member],
-    hidden: Sequence[int],
-    head: Head,
-    activation: Activation,
-    batch_size: int,
-    schedule: str,
-    learn_drop_prob: bool,
-    device: torch.device,
-    dtype: torch.dtype,
-    betas: tuple[float, float] = ADAM_BETAS,
-) -> Program:
-    widths = [table.x.shape[1], *hidden, head.width(table.n_outputs)]
-    sizes = sorted(set(table.n_rows))
-    rows = torch.full((len(members), max(sizes) + 1), len(table.x) - 1)
-    decays, drops, words, weights, steps, seen, entropies = [], [], [], [], [], [], []
-    for b, member in enumerate(members):
-        n_rows = table.n_rows[member.task]
-        rows[b, :n_rows] = table.first[member.task] + randomness.member_order(member.seed, n_rows)
-        drop = drop_probs(member, len(widths) - 1)
-        decay, precision = [member.weight_decay] * len(drop), _CONCRETE_PRECISION
-        if member.precision is not None:
-            # Standardised targets have the precision τ·scale²; with several outputs their mean is used.
-            precision = member.precision * float(table.moments["y_scale"][member.task].square().mean())
-            decay = [
-                weight_decay(precision=precision, keep_prob=1 - p, length_scale=member.length_scale, n_data=n_rows)
-                for p in drop
-            ]
-        drops.append(drop)
-        decays.append(decay)
-        # The 1/(Nτ) that weights the KL against the data term (τ = 1 where that is the log-likelihood itself).
-        entropies.append(1 / (n_rows * (precision if head.name == "gaussian" else 1.0)))
-        words.append(randomness.member_words(member.seed, widths))
-        seen.append(widths[0] if member.n_inputs is None else member.n_inputs)
-        if not 1 <= seen[-1] <= widths[0]:
-            raise ValueError(f"`n_inputs` must lie between 1 and {widths[0]}, the columns of the task; got {seen[-1]}.")
-        first, *rest = randomness.initial_weights(member.seed, [seen[-1], *widths[1:]], dtype)
-        weights.append([torch.cat([first, first.new_zeros(widths[0] - seen[-1], widths[1])]), *rest])
-        steps.append(member.epochs * randomness.steps_per_epoch(n_rows, batch_size))
-
-    def on_device(values: Any, kind: torch.dtype = torch.float64) -> Tensor:
-        return torch.tensor(values, dtype=kind, device=device)
-
-    drop_prob, kl_scale = on_device(drops), None
-    if learn_drop_prob:
-        drop_prob = drop_prob.clamp(1e-3, 0.9)
-        kl_scale = on_device(entropies, dtype)
-    stack = Stack(
-        rows=rows.to(device),
-        size_group=on_device([sizes.index(table.n_rows[m.task]) for m in members], torch.long),
-        drop_prob=drop_prob,
-        weight_decay=on_device(decays, dtype),
-        learning_rate=on_device([m.learning_rate for m in members]),
-        n_steps=on_device(steps),
-        n_inputs=on_device(seen, torch.long),
-        kl_scale=kl_scale,
-        member_words=tuple(torch.stack(layer).to(device) for layer in zip(*words, strict=True)),
-    )
-    return Program(
-        stack,
-        (table.x.to(device), table.y.to(device), table.weight.to(device)),
-        [torch.stack(layer).to(device) for layer in zip(*weights, strict=True)],
-        [torch.zeros(len(members), 1, width, dtype=dtype, device=device) for width in widths[1:]],
-        head=head,
-        activation=activation,
-        schedule=schedule,
-        batch_size=batch_size,
-        n_sizes=len(sizes),
-        betas=betas,
-    )
 
 
 def _untrained_population(table: Table, members: Sequence[Member], program: Program) -> Population:

@@ -5,18 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from dropbayes.layers import weight_decay
 from dropbayes.population import randomness
 from dropbayes.population.heads import Head
-from dropbayes.population.records import ACTIVATIONS, Activation
+from dropbayes.population.records import ACTIVATIONS, Activation, Member, drop_probs
+from dropbayes.population.standardisation import Table
 from dropbayes.runtime.devices import capture_graph
 
 ADAM_BETAS, ADAM_EPSILON = (0.9, 0.999), 1e-8  # Kingma and Ba (2015), the settings of the reference implementation
 CONCRETE_TEMPERATURE = 0.1  # Gal, Hron and Kendall (2017)
+# The noise that learned drop probabilities assume when a member states none: a tenth of the targets' variance.
+_CONCRETE_PRECISION = 10.0
 _HAS_MKL = torch.backends.mkl.is_available()
 
 
@@ -68,23 +73,71 @@ class Program:
 
     def __init__(
         self,
-        stack: Stack,
-        data: tuple[Tensor, Tensor, Tensor],
-        weights: Sequence[Tensor],
-        biases: Sequence[Tensor],
-        *,
+        table: Table,
+        members: Sequence[Member],
+        hidden: Sequence[int],
         head: Head,
         activation: Activation,
-        schedule: str,
         batch_size: int,
-        n_sizes: int,
+        schedule: str,
+        learn_drop_prob: bool,
+        device: torch.device,
+        dtype: torch.dtype,
         betas: tuple[float, float] = ADAM_BETAS,
     ) -> None:
-        self.data, self.head, self.activation, self.schedule, self.betas = data, head, activation, schedule, betas
-        self.batch_size, self.n_sizes, self.n_layers = batch_size, n_sizes, len(weights)
-        self.widths = [weight.shape[1] for weight in weights] + [weights[-1].shape[2]]
-        logits = [] if stack.kl_scale is None else [torch.logit(stack.drop_prob).to(weights[0].dtype)]
-        self._lay_out(stack, [*weights, *biases, *logits])
+        self.head, self.activation, self.schedule, self.betas = head, activation, schedule, betas
+        self.data = [values.to(device) for values in (table.x, table.y, table.weight)]
+        self.sizes, self.batch_size = sorted(set(table.n_rows)), batch_size
+        self.widths = widths = [table.x.shape[1], *hidden, head.width(table.n_outputs)]
+        self.n_layers = len(widths) - 1
+        rows = torch.full((len(members), max(self.sizes) + 1), len(table.x) - 1)
+        decays, drops, words, weights, steps, seen, entropies = [], [], [], [], [], [], []
+        for b, member in enumerate(members):
+            n_rows = table.n_rows[member.task]
+            rows[b, :n_rows] = table.first[member.task] + randomness.member_order(member.seed, n_rows)
+            drop = drop_probs(member, self.n_layers)
+            decay, precision = [member.weight_decay] * len(drop), _CONCRETE_PRECISION
+            if member.precision is not None:
+                # Standardised targets have the precision τ·scale²; with several outputs their mean is used.
+                precision = member.precision * float(table.moments["y_scale"][member.task].square().mean())
+                decay = [
+                    weight_decay(precision=precision, keep_prob=1 - p, length_scale=member.length_scale, n_data=n_rows)
+                    for p in drop
+                ]
+            drops.append(drop)
+            decays.append(decay)
+            # The 1/(Nτ) that weights the KL against the data term (τ = 1 where that is the log-likelihood itself).
+            entropies.append(1 / (n_rows * (precision if head.name == "gaussian" else 1.0)))
+            words.append(randomness.member_words(member.seed, widths))
+            n_seen = widths[0] if member.n_inputs is None else member.n_inputs
+            if not 1 <= n_seen <= widths[0]:
+                raise ValueError(
+                    f"`n_inputs` must lie between 1 and {widths[0]}, the columns of the task; got {n_seen}."
+                )
+            first, *rest = randomness.initial_weights(member.seed, [n_seen, *widths[1:]], dtype)
+            weights.append([torch.cat([first, first.new_zeros(widths[0] - n_seen, widths[1])]), *rest])
+            seen.append(n_seen)
+            steps.append(member.epochs * randomness.steps_per_epoch(n_rows, batch_size))
+
+        def on_device(values: Any, kind: torch.dtype = torch.float64) -> Tensor:
+            return torch.tensor(values, dtype=kind, device=device)
+
+        drop_prob = on_device(drops)
+        stack = Stack(
+            rows=rows.to(device),
+            size_group=on_device([self.sizes.index(table.n_rows[m.task]) for m in members], torch.long),
+            drop_prob=drop_prob.clamp(1e-3, 0.9) if learn_drop_prob else drop_prob,
+            weight_decay=on_device(decays, dtype),
+            learning_rate=on_device([m.learning_rate for m in members]),
+            n_steps=on_device(steps),
+            n_inputs=on_device(seen, torch.long),
+            kl_scale=on_device(entropies, dtype) if learn_drop_prob else None,
+            member_words=tuple(torch.stack(layer).to(device) for layer in zip(*words, strict=True)),
+        )
+        parameters = [torch.stack(layer).to(device) for layer in zip(*weights, strict=True)]
+        parameters += [torch.zeros(len(members), 1, width, dtype=dtype, device=device) for width in widths[1:]]
+        parameters += [torch.logit(stack.drop_prob).to(dtype)] if learn_drop_prob else []
+        self._lay_out(stack, parameters)
         self.first, self.second = torch.zeros_like(self.vector), torch.zeros_like(self.vector)
 
     def _lay_out(self, stack: Stack, parameters: Sequence[Tensor]) -> None:
@@ -99,13 +152,13 @@ class Program:
         # Whether any member drops units before each weight layer.
         self.has_dropout = [stack.kl_scale is not None or bool(p.any()) for p in stack.drop_prob.T]
         device, dtype, n_members, n_layers = self.vector.device, self.vector.dtype, len(stack.rows), self.n_layers
-        chunk, batch = randomness.STEPS_PER_CHUNK, self.batch_size
+        chunk, batch, n_sizes = randomness.STEPS_PER_CHUNK, self.batch_size, len(self.sizes)
 
         def buffer(*shape: int, kind: torch.dtype = dtype) -> Tensor:
             return torch.zeros(*shape, dtype=kind, device=device)
 
-        self.positions = buffer(chunk, self.n_sizes, batch, kind=torch.long)
-        self.counts = torch.ones(chunk, self.n_sizes, dtype=dtype, device=device)
+        self.positions = buffer(chunk, n_sizes, batch, kind=torch.long)
+        self.counts = torch.ones(chunk, n_sizes, dtype=dtype, device=device)
         self.dithers = buffer(chunk, n_layers, kind=torch.float64)
         self.thresholds = buffer(chunk, n_layers, n_members, 1, 1, kind=torch.int16)
         self.step_words = [buffer(chunk, batch, width, kind=torch.int16) for width in self.widths[:-1]]
@@ -151,10 +204,11 @@ class Program:
 
     # --- the steps ------------------------------------------------------------------------------------------------
 
-    def load(self, chunk: int, tensors: Sequence[Tensor], first_step: int) -> None:
-        """Loads a chunk of steps (`randomness.chunk_of`), to continue from one of its steps."""
+    def load(self, chunk: int, first_step: int = 0) -> None:
+        """Draws a chunk of steps, to continue from one of them; a CUDA device still works on the chunk before."""
+        drawn = randomness.chunk_of(chunk, self.batch_size, self.sizes, self.widths)
         targets = [self.dithers, self.positions, self.counts, *self.step_words]
-        for target, values in zip(targets, tensors, strict=True):
+        for target, values in zip(targets, drawn, strict=True):
             target.copy_(values)
         below = randomness.thresholds(self.stack.drop_prob.T, self.dithers[..., None])
         self.thresholds.copy_(below[..., None, None])
@@ -193,7 +247,7 @@ class Program:
         """One Adam step of every member on its own batch."""
         with torch.no_grad():
             positions, counts = self._current_values(self.positions), self._current_values(self.counts)
-            if self.n_sizes == 1:
+            if len(self.sizes) == 1:
                 chosen = self.stack.rows.index_select(1, positions[0])
             else:
                 positions, counts = (v.index_select(0, self.stack.size_group) for v in (positions, counts))
@@ -261,17 +315,15 @@ class Program:
             weights, biases = parameters[: self.n_layers], parameters[self.n_layers :]
             keep = 1 - logit.sigmoid()
             scaled = [weight / keep[:, layer, None, None] for layer, weight in enumerate(weights)]
-            masks = [self._relaxed_mask(logit, layer) for layer in range(self.n_layers)]
+            masks = []
+            for layer in range(self.n_layers):  # relaxed Bernoulli masks: differentiable in the drop probability
+                words = self._words(layer).to(logit.dtype)
+                uniform = (words + (randomness.WORD_VALUES + 1) / 2) / randomness.WORD_VALUES
+                masks.append(torch.sigmoid((torch.logit(uniform) - logit[:, layer, None, None]) / CONCRETE_TEMPERATURE))
             output = forward(scaled, biases, x, masks, self.activation)
             data_term = (self.head.row_losses(output, y) * share).sum()
             (gradient,) = torch.autograd.grad(data_term + self._kl(weights, logit).sum(), vector)
         self.gradient.copy_(torch.where(self._inverse_keep > 0, gradient, 0.0))
-
-    def _relaxed_mask(self, logit: Tensor, layer: int) -> Tensor:
-        """The relaxed Bernoulli mask of concrete dropout: differentiable in the drop probability."""
-        words = self._words(layer).to(logit.dtype)
-        uniform = (words + (randomness.WORD_VALUES + 1) / 2) / randomness.WORD_VALUES
-        return torch.sigmoid((torch.logit(uniform) - logit[:, layer, None, None]) / CONCRETE_TEMPERATURE)
 
     def _kl(self, weights: Sequence[Tensor], logit: Tensor) -> Tensor:
         r"""The KL of concrete dropout for weights that multiply inverted masks, over the data term's scale.

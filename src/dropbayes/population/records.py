@@ -3,11 +3,12 @@ r"""The records of a population: the data sets, the members' settings, the stack
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map, tree_map_only
 
 from dropbayes.population.heads import HEADS, Head
 
@@ -110,25 +111,16 @@ STACKED = ("drop_prob", "precision", "x_mean", "x_scale", "y_mean", "y_scale", "
 def select(population: Population, index: Sequence[int] | Tensor) -> Population:
     """The sub-population of the members with these indices, in that order."""
     chosen = torch.as_tensor(index, dtype=torch.long, device=population.device)
-    return replace(
-        population,
-        members=tuple(population.members[i] for i in chosen.tolist()),
-        weights=tuple(weight[chosen] for weight in population.weights),
-        biases=tuple(bias[chosen] for bias in population.biases),
-        **{name: getattr(population, name)[chosen] for name in STACKED},
-    )
+    tensors = tree_map_only(Tensor, lambda values: values[chosen], vars(population))
+    return Population(**{**tensors, "members": tuple(population.members[i] for i in chosen.tolist())})
 
 
 def concatenate(populations: Sequence[Population]) -> Population:
     """The members of several populations of one architecture, one after another."""
-    stacked: dict[str, Any] = {name: torch.cat([getattr(one, name) for one in populations]) for name in STACKED}
-    return replace(
-        populations[0],
-        members=tuple(member for population in populations for member in population.members),
-        weights=tuple(torch.cat(layer) for layer in zip(*(p.weights for p in populations), strict=True)),
-        biases=tuple(torch.cat(layer) for layer in zip(*(p.biases for p in populations), strict=True)),
-        **stacked,
-    )
+    members = tuple(member for population in populations for member in population.members)
+    trees = [{**vars(population), "members": None} for population in populations]
+    joined = tree_map(lambda *of: torch.cat(of) if isinstance(of[0], Tensor) else of[0], *trees)
+    return Population(**{**joined, "members": members})
 
 
 def network(population: Population, index: int) -> nn.Sequential:
