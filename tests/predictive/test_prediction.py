@@ -217,3 +217,13 @@ def test_a_prediction_moves_to_a_device_with_all_that_it_holds():
     moved = prediction.to("meta")
     assert {value.device.type for value in moved._statistics().values()} == {"meta"}
     assert moved.mean.shape == prediction.mean.shape and moved.method == prediction.method
+
+
+def test_a_loop_over_a_prediction_ends_with_its_last_row():
+    net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 2))
+    prediction = db.predict(net, torch.randn(3, 2), n_draws=4)
+    assert torch.equal(torch.cat([row.mean for row in prediction]), prediction.mean)
+    assert torch.equal(prediction[-3].mean, prediction[0].mean)
+    for index in (3, -4):
+        with pytest.raises(IndexError, match=f"one of the 3 rows, 0 to 2; got {index}"):
+            prediction[index]

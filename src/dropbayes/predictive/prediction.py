@@ -208,7 +208,10 @@ class Prediction(Printed):
             index.dim() == 0 and index.dtype != torch.bool if isinstance(index, Tensor) else hasattr(index, "__index__")
         )
         if one:
-            index = slice(operator.index(index), operator.index(index) + 1 or None)
+            number = operator.index(index)
+            if not -len(self) <= number < len(self):  # which also ends a loop over the rows
+                raise IndexError(f"`index` must be one of the {len(self)} rows, 0 to {len(self) - 1}; got {number}.")
+            index = slice(number, number + 1 or None)
         chosen = {}
         for name, value in self._statistics().items():
             rows_first = name in (*CLASS_STATISTICS, "draws_used")

@@ -227,7 +227,8 @@ def as_inputs(x: PyTree, *, row_axis: RowAxis = 0) -> Inputs:
         return Inputs(tuple(leaves), (None,) * len(leaves), spec, 1)
     sizes = [s for leaf, axis in zip(leaves, stated, strict=True) if (s := _size(leaf, axis)) is not None]
     if not sizes:
-        raise ValueError(f"`x` must hold a tensor with a row axis {row_axis}; got none. Add a batch axis: x[None].")
+        remedy = "Add a batch axis: x[None]." if any(isinstance(x, Tensor) for x in leaves) else "Pass torch.tensor(x)."
+        raise ValueError(f"`x` must hold a tensor with a row axis {row_axis}; got none. {remedy}")
     if sizes[0] == 0:
         raise ValueError("`x` must have at least one row; got an empty batch. Skip empty batches.")
     if not isinstance(row_axis, int) and len(set(sizes)) > 1:
