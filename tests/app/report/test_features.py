@@ -25,7 +25,7 @@ def test_the_importance_of_a_straight_line_is_what_shuffling_does_to_it():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(400, 2))
     first, second = importances(Straight(), x, 2 * x[:, 0], features_of(x, ["a", "b"]))
-    assert (first.name, second.name) == ("a", "b")
+    assert (first.feature.name, second.feature.name) == ("a", "b")
     assert second.rise == second.error == 0.0
     expected = 2 * np.abs(x[:, None, 0] - x[None, :, 0]).mean()  # E|2(x - x')| over random pairs of rows
     assert abs(first.rise - expected) < 4 * first.error
@@ -46,14 +46,14 @@ def test_dates_are_written_as_days():
 
 def test_a_few_numbers_are_written_as_in_the_table_where_each_has_one_text():
     feature = Feature("paid", (0,), np.array([0.0, 1.0, 1.0, np.nan]))
-    assert [feature.with_labels(["no", "yes", "yes", ""]).text(v) for v in (0.0, 1.0, np.nan)] == [
+    assert [feature.with_labels({"paid": ["no", "yes", "yes", ""]}).text(v) for v in (0.0, 1.0, np.nan)] == [
         "no",
         "yes",
         "(missing)",
     ]
-    assert feature.with_labels(["no", "yes", "1", ""]).text(1.0) == "1"  # written in two ways
+    assert feature.with_labels({"paid": ["no", "yes", "1", ""]}).text(1.0) == "1"  # written in two ways
     many = Feature("size", (0,), np.arange(20.0))
-    assert many.with_labels([f"no. {k}" for k in range(20)]).text(3.0) == "3"
+    assert many.with_labels({"size": [f"no. {k}" for k in range(20)]}).text(3.0) == "3"
 
 
 def test_large_numbers_have_their_digits_and_no_exponent():

@@ -34,7 +34,7 @@ def test_predictions_below_the_truth_are_said_to_run_low(regressor, shift, word)
 @pytest.mark.parametrize(("gap", "tone"), [(-3.0, "warn"), (-1.0, "good"), (3.0, "good")])
 def test_a_simple_model_that_is_better_beyond_chance_is_named(regressor, gap, tone):
     measured = measurements.regression(regressor, *regression_rows(120, seed=5))
-    beside = [Baseline("this model", 0.5, 0.1, None), Baseline("linear regression", 0.3, 0.1, gap)]
+    beside = [Baseline("this model", 0.5, 0.1, 0.0), Baseline("linear regression", 0.3, 0.1, gap)]
     good = summary.regression_answers(measured, target="t", fit=Fit("constant", beside=beside))[0]
     assert good.tone == tone
     assert ("Linear regression errs less: 0.300 instead of 0.500." in good.text) == (tone == "warn")
@@ -100,7 +100,7 @@ def test_a_bias_is_mended_before_the_scale():
     assert "run low" in text
 
 
-BETTER = [Baseline("this model", 0.5, 0.1, None), Baseline("linear regression", 0.3, 0.1, -5.0)]
+BETTER = [Baseline("this model", 0.5, 0.1, 0.0), Baseline("linear regression", 0.3, 0.1, -5.0)]
 
 
 def test_the_last_answer_names_the_better_simple_model_of_the_first(regressor):

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dropbayes.app.report import inputs
+from dropbayes.app.report.features import features_of
 from dropbayes.app.report.layout import render
 from dropbayes.app.report.sections import page_sections
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
@@ -73,7 +74,7 @@ def report(
     labels = inputs.input_names(model, names, rows.shape[1])
     if band_feature is not None:
         check_count("band_feature", band_feature, at_least=0, at_most=rows.shape[1] - 1)
-    shown = inputs.shown_columns(columns or {}, len(rows))
+    shown, groups = inputs.shown_columns(columns or {}, len(rows)), inputs.feature_groups(features, rows.shape[1])
     known = None
     if training is not None:
         trained = inputs.input_rows(view, training[0], "training")
@@ -89,7 +90,7 @@ def report(
         band_feature=band_feature,
         training=known,
         unknown=None if unknown is None else inputs.input_rows(view, unknown, "unknown"),
-        features=inputs.named_features(rows, labels, features, dict(shown), known and known[0]),
+        features=[one.with_labels(dict(shown)) for one in features_of(rows, labels, groups, known and known[0])],
         ranges={printable_name(label): ends for label, ends in (ranges or {}).items()},
     )
     return render(printable_name(title, max_length=160), *page_sections(arguments))

@@ -27,13 +27,13 @@ class Baseline(NamedTuple):
     name: str
     error: float  # RMSE, or error rate
     error_se: float  # the standard error of that
-    gap: float | None  # the excess of its losses over ours, row by row, in standard errors; None for our own model
+    gap: float  # the excess of its losses over ours, row by row, in standard errors
     log_likelihood: float | None = None  # of classes only
 
     @property
     def is_better(self) -> bool:
         """Whether it errs less than our model, beyond chance: by more than two standard errors."""
-        return self.gap is not None and self.gap < -2
+        return self.gap < -2
 
 
 def baselines(measured: Measured, x: Numbers, training: tuple[Numbers, NumpyArray] | None) -> list[Baseline]:
@@ -54,7 +54,7 @@ def baselines(measured: Measured, x: Numbers, training: tuple[Numbers, NumpyArra
             squares = (values - measured.y) ** 2
             rmse = math.sqrt(squares.mean())
             error = float(scipy.stats.sem(squares)) / (2 * rmse) if rmse else 0.0
-            lines.append(Baseline(name, rmse, error, _gap(squares - measured.loss**2, name)))
+            lines.append(Baseline(name, rmse, error, _gap(squares - measured.loss**2)))
         return lines
     classifiers = {
         "class shares of the training rows": DummyClassifier(),
@@ -68,26 +68,26 @@ def baselines(measured: Measured, x: Numbers, training: tuple[Numbers, NumpyArra
     for name, values in given.items():
         wrong = (values.argmax(1) != measured.labels).astype(float)
         likelihood = np.log(np.maximum(values[np.arange(len(wrong)), measured.labels], 1e-12))
-        compared = float(scipy.stats.sem(wrong)), _gap(wrong - measured.loss, name)
+        compared = float(scipy.stats.sem(wrong)), _gap(wrong - measured.loss)
         lines.append(Baseline(name, float(wrong.mean()), *compared, float(likelihood.mean())))
     return lines
 
 
-def _gap(excess: Numbers, name: str) -> float | None:
+def _gap(excess: Numbers) -> float:
     """The mean of losses in excess of ours, in standard errors."""
     error = float(scipy.stats.sem(excess))
-    return None if name == "this model" else float(excess.mean()) / error if error else 0.0
+    return float(excess.mean()) / error if error else 0.0
 
 
 def baseline_table(lines: Sequence[Baseline], n_training: int) -> Table:
-    """Our model and simple ones."""
+    """Our model, the first, and simple ones."""
     classes = lines[0].log_likelihood is not None
     heads = ["model", "error rate", "log-likelihood"] if classes else ["model", "RMSE"]
     rows = []
-    for line in lines:
+    for place, line in enumerate(lines):
         more = [] if line.log_likelihood is None else [number(line.log_likelihood)]
-        compared = "" if line.gap is None else "no difference beyond chance"
-        if line.gap is not None and abs(line.gap) > 2:
+        compared = "no difference beyond chance" if place else ""
+        if abs(line.gap) > 2:
             compared = f"{'worse' if line.gap > 0 else 'better'} by {abs(line.gap):.0f} standard errors"
         rows.append([line.name, score_text(line.error, line.error_se, percent=classes), *more, compared])
     caption = (

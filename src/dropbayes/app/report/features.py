@@ -62,18 +62,18 @@ class Feature:
         whole = len(str(int(abs(value)))) if abs(value) < 1e9 else 0
         return f"{value:.{max(4, whole)}g}".replace("-", "−")  # no thousands marks: it may be a year
 
-    def with_labels(self, texts: Sequence[object]) -> Feature:
-        """The feature with its numbers written as the table does, if they are few and each has one text.
+    def with_labels(self, texts: Mapping[str, Sequence[object]]) -> Feature:
+        """The feature with its numbers written as in the table of texts, if they are few and each has one text.
 
         Example:
-            >>> Feature("paid", (0,), np.array([1.0, 0.0, 1.0])).with_labels(["yes", "no", "yes"]).text(1.0)
+            >>> Feature("paid", (0,), np.array([1.0, 0.0, 1.0])).with_labels({"paid": ["yes", "no", "yes"]}).text(1.0)
             'yes'
         """
-        if not self.is_number or self.is_date or len(distinct := np.unique(self.values)) > _N_PARTS + 1:
+        if self.name not in texts or not self.is_number or self.is_date:
             return self
-        labels = {}
-        for value in distinct[np.isfinite(distinct)]:
-            written = {str(texts[row]) for row in np.flatnonzero(self.values == value).tolist()}
+        distinct, labels = np.unique(self.values), {}
+        for value in distinct[np.isfinite(distinct)] if len(distinct) <= _N_PARTS + 1 else ():
+            written = {str(texts[self.name][row]) for row in np.flatnonzero(self.values == value).tolist()}
             if len(written) == 1:
                 labels[float(value)] = printable_name(written.pop(), max_length=40)
         return replace(self, labels=labels)
@@ -136,7 +136,7 @@ def features_of(
 class Importance(NamedTuple):
     """How much a feature matters."""
 
-    name: str
+    feature: Feature
     rise: float  # of the mean absolute error, or of the negative log-likelihood, if it is shuffled among the rows
     error: float  # the standard error of that
 
@@ -166,7 +166,7 @@ def importances(
             shuffled = x.copy()
             shuffled[:, feature.columns] = x[generator.permutation(len(x))][:, feature.columns]
             rise += (losses(shuffled) - before) / n_shuffles
-        measured.append(Importance(feature.name, float(rise.mean()), float(rise.std(ddof=1) / math.sqrt(len(rise)))))
+        measured.append(Importance(feature, float(rise.mean()), float(rise.std(ddof=1) / math.sqrt(len(rise)))))
     return sorted(measured, key=lambda one: -one.rise)
 
 
@@ -199,11 +199,11 @@ def segments(measured: Measured, features: Sequence[Feature]) -> list[Segment]:
     return result
 
 
-def features_section(features: Sequence[Feature], measured: Measured, ranked: Sequence[Importance]) -> Section:
+def features_section(measured: Measured, ranked: Sequence[Importance]) -> Section:
     """The features, the greatest importance first in `ranked`, and the parts of the first five."""
-    order, greatest = {one.name: place for place, one in enumerate(ranked)}, max(ranked[0].rise, 1e-300)
+    greatest = max(ranked[0].rise, 1e-300)
     rows = [
-        [one.name, score_text(one.rise, one.error), f"{100 * max(one.rise, 0.0) / greatest:.0f} %"]
+        [one.feature.name, score_text(one.rise, one.error), f"{100 * max(one.rise, 0.0) / greatest:.0f} %"]
         for one in ranked[:MAX_FEATURES]
     ]
     left = len(ranked) - len(rows)
@@ -213,8 +213,8 @@ def features_section(features: Sequence[Feature], measured: Measured, ranked: Se
     tables = [Table("importance", caption, ["feature", "rise", Column("of the greatest", share=True)], rows)]
     said = "No feature matters beyond chance."
     if real := [one for one in ranked if one.rise > 2 * one.error]:
-        said = f"{real[0].name} matters most."
-    if parts := segments(measured, sorted(features, key=lambda feature: order[feature.name])[:5]):
+        said = f"{real[0].feature.name} matters most."
+    if parts := segments(measured, [one.feature for one in ranked[:5]]):
         fault, table = _segment_table(parts, measured)
         said, tables = f"{said} {fault}", [*tables, table]
     return Section("features", "What matters, and where it errs", said, tables=tables)

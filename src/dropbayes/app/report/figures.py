@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from dropbayes.app.report import svg
 from dropbayes.app.report.inputs import ReportInputs
 from dropbayes.app.report.measurements import Classification, Measured, Regression, risk_after_deferring
 from dropbayes.app.report.svg import Axis, Figure
-from dropbayes.runtime.arrays import Numbers, NumpyArray
+from dropbayes.runtime.arrays import Numbers
 from dropbayes.runtime.formatting import count, number, percent, printable_name
 
 MAX_POINTS, MAX_CONFUSION = 1500, 20
@@ -82,14 +80,14 @@ def _band_along(x: Numbers, feature: int, inputs: ReportInputs, measured: Regres
     ]
     for where, outcome in known:
         some = svg.thinned_indices(where, outcome, max_points=MAX_POINTS)
-        marks.append(svg.dots(where[some], outcome[some], kind=_dot("known", some)))
+        marks.append(svg.dots(where[some], outcome[some], kind="known", among=len(some)))
         if where.max() < truths[0].min():
             edge = svg.line(np.full(2, where.max()), np.array([y_axis.low, y_axis.high]), kind="edge")
             marks += [edge, svg.note(where.max(), "new rows →")]
     few = svg.thinned_indices(*truths, max_points=MAX_POINTS)
     position, value, held = truths[0][few], truths[1][few], measured.inside[few]
-    marks.append(svg.dots(position[held], value[held], kind=_dot("truth", few)))
-    marks.append(svg.dots(position[~held], value[~held], kind=_dot("miss", few)))
+    marks.append(svg.dots(position[held], value[held], kind="truth", among=len(few)))
+    marks.append(svg.dots(position[~held], value[~held], kind="miss", among=len(few)))
     ends = svg.padded_range(band, *(where for where, _ in (truths, *known)), share=0.01)
     date = next((one for one in inputs.features if one.is_date and one.columns[0] == feature), None)
     years = svg.round_ticks(*ends)
@@ -102,11 +100,6 @@ def _band_along(x: Numbers, feature: int, inputs: ReportInputs, measured: Regres
     places = [date.text(p) if date else f"{p:.6g}".replace("-", "−") for p in band]
     caption = f"{inside}. {_widening(band, places, outer[1] - outer[0], *(where for where, _ in known))}"
     return Figure("band", title, text, x_axis, y_axis, marks, legend, caption)
-
-
-def _dot(kind: str, drawn: NumpyArray) -> str:
-    """The class of a dot: many are drawn smaller."""
-    return kind if len(drawn) <= 120 else f"{kind} many"
 
 
 def _widening(band: Numbers, places: list[str], width: Numbers, known: Numbers | None = None) -> str:
@@ -165,15 +158,7 @@ def transforms(measured: Regression) -> Figure:
 
 
 def probabilities(measured: Classification) -> list[Figure]:
-    """The probabilities of the predicted classes, beside the confusion of the classes where that can be read."""
-    histogram, mistake = _confidences(measured), _worst_mistake(measured)
-    if len(measured.classes) > MAX_CONFUSION:
-        return [replace(histogram, caption=f"{histogram.caption} {mistake}")]
-    return [replace(histogram, heading=histogram.title, half=True), confusion(measured, mistake)]
-
-
-def _confidences(measured: Classification) -> Figure:
-    """The histogram of the predicted class's probability, right rows and wrong rows stacked."""
+    """The probability of the predicted class, and the confusion of the classes where that can be read."""
     low = 1 / measured.probabilities.shape[1]
     edges = np.linspace(low, 1, 21)
     confidence = np.clip(measured.confidence, low, 1)
@@ -182,28 +167,26 @@ def _confidences(measured: Classification) -> Figure:
         svg.bars(edges[:-1], edges[1:], right, kind="bar"),
         svg.bars(edges[:-1], edges[1:], right + wrong, floor=right, kind="wrong-bar"),
     )
+    title, legend = "Probability of the predicted class", {"bar": "right", "wrong-bar": "wrong"}
     text = (
         "A histogram of the probability each row's predicted class was given, split into right and wrong predictions."
     )
     x = Axis(low, 1.0, "probability of the predicted class", percent=True)
     y = Axis(0.0, 1.08 * float((right + wrong).max()), "rows")
-    legend = {"bar": "right", "wrong-bar": "wrong"}
     sure = measured.confidence > 0.9
     among = f", {percent(float(1 - measured.loss[sure].mean()))} of them rightly" if sure.any() else ""
     caption = (
         f"{int(sure.sum()):,} of {count(len(sure), 'row')} are given more than 90 %{among}; in all, "
         f"{int(measured.loss.sum()):,} are wrong."
     )
-    return Figure("probabilities", "Probability of the predicted class", text, x, y, marks, legend, caption)
-
-
-def _worst_mistake(measured: Classification) -> str:
     mistakes = measured.confusion - np.diag(measured.confusion.diagonal())
-    if not mistakes.any():
-        return "No row is predicted wrongly."
     i, j = map(int, np.unravel_index(mistakes.argmax(), mistakes.shape))
-    taken = f"{measured.classes[i]} taken for {measured.classes[j]}"
-    return f"The commonest mistake: {taken} ({count(int(mistakes[i, j]), 'row')})."
+    taken = f"{measured.classes[i]} taken for {measured.classes[j]} ({count(int(mistakes[i, j]), 'row')})"
+    worst = f"The commonest mistake: {taken}." if mistakes.any() else "No row is predicted wrongly."
+    if len(measured.classes) > MAX_CONFUSION:
+        return [Figure("probabilities", title, text, x, y, marks, legend, f"{caption} {worst}")]
+    histogram = Figure("probabilities", title, text, x, y, marks, legend, caption, title, half=True)
+    return [histogram, confusion(measured, worst)]
 
 
 def confusion(measured: Classification, caption: str) -> Figure:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dropbayes.app.report.features import Feature, features_of
+from dropbayes.app.report.features import Feature
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
 from dropbayes.runtime.arrays import Array, Numbers, NumpyArray
 from dropbayes.runtime.formatting import printable_name
@@ -84,21 +84,14 @@ def input_names(model: Model, names: Sequence[str] | None, n_inputs: int) -> lis
     return [printable_name(label) for label in known]
 
 
-def named_features(
-    x: Numbers,
-    names: list[str],
-    features: Mapping[str, Sequence[int]] | None,
-    texts: Mapping[str, Sequence[object]],
-    training: Numbers | None,
-) -> list[Feature]:
-    """The features, with the numbers of some written as in `texts`."""
-    groups = None
-    if features is not None:
-        groups = {printable_name(label): [int(column) for column in columns] for label, columns in features.items()}
-        if sorted(column for columns in groups.values() for column in columns) != list(range(x.shape[1])):
-            raise ValueError(f"`features` must share out the {x.shape[1]} columns of `x`, each to one feature.")
-    known = features_of(x, names, groups, training)
-    return [feature.with_labels(texts[feature.name]) if feature.name in texts else feature for feature in known]
+def feature_groups(features: Mapping[str, Sequence[int]] | None, n_inputs: int) -> dict[str, list[int]] | None:
+    """The inputs of each feature, by its name; None if every input is one."""
+    if features is None:
+        return None
+    groups = {printable_name(label): [int(column) for column in columns] for label, columns in features.items()}
+    if sorted(column for columns in groups.values() for column in columns) != list(range(n_inputs)):
+        raise ValueError(f"`features` must share out the {n_inputs} columns of `x`, each to one feature.")
+    return groups
 
 
 def shown_columns(columns: Mapping[str, Sequence[object]], n_rows: int) -> list[tuple[str, Sequence[object]]]:

@@ -70,6 +70,8 @@ class Regression:
         self.side = bias(self.pit, in_series=self.in_series)
         some = f" (of {len(self.crps):,} evenly chosen rows)" if len(self.crps) < len(self.y) else ""
         self.scores = shown_scores(rows, {"crps": some})
+        self.spread, rmse = float(self.y.std()), self.scores["rmse"]
+        self.useless = 0 < self.spread <= rmse.value + 2 * (rmse.error or 0.0)  # beyond chance no better than the mean
 
     @property
     def held(self) -> str:
@@ -117,6 +119,7 @@ class Classification:
         expected = calibration.calibration_test(self.probabilities, self.labels, n_resamples=200).expected
         chance = f", and chance alone makes it {100 * expected:.1f} %"
         self.scores = shown_scores(rows, {"calibration_error": chance})
+        self.useless = len(self.labels) - self.loss.sum() <= self.confusion.sum(1).max() < len(self.labels)
 
     def surprise_text(self, surprise: float) -> str:
         return f"{100 * surprise:+.1f} %".replace("-", "−")

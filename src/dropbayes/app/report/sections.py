@@ -60,13 +60,13 @@ def page_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
     parts = [
         *opening,
         Section("scores", "Scores", scores=scores, caption=caption, tables=tables),
-        features_section(features, measured, ranked),
+        features_section(measured, ranked),
     ]
     if training or inputs.ranges:
         parts.append(comparison.shift_section(shifts, only_ranges=training is None))
     deferral = "If the most uncertain rows go to a person, how wrong is the model on the rest?"
     parts += [
-        _uncertain_section(inputs, measured, [one.name for one in ranked], results),
+        _uncertain_section(inputs, measured, [one.feature.name for one in ranked], results),
         Section("deferral", "What deferring would buy", deferral, charts=[figures.risk_coverage(measured)]),
     ]
     if len(x) >= MIN_ROWS and bool((model.population_.drop_prob > 0).any()):
@@ -74,13 +74,11 @@ def page_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
     return lede, [*parts, _provenance_section(inputs, measured)]
 
 
-Results = list[tuple[Column, list[str]]]
-"""Columns of the most uncertain rows."""
+Results = list[tuple[Column, list[str]]]  # columns of the most uncertain rows
+Opening = tuple[Markup, list[Section], Results]  # the line below the title, the first sections
 
 
-def _regression_opening(
-    inputs: ReportInputs, measured: Regression, fit: summary.Fit
-) -> tuple[Markup, list[Section], Results]:
+def _regression_opening(inputs: ReportInputs, measured: Regression, fit: summary.Fit) -> Opening:
     lede = Markup("Predictions of <b><bdi>{}</bdi></b> for {} rows with a known truth, each with its uncertainty.")
     intro = "An interval that claims 80 % should hold 80 % of the truths, at every level."
     unit, top = float(np.median(measured.uncertainty)), measured.most_uncertain
@@ -106,9 +104,7 @@ def _regression_opening(
     return lede.format(inputs.target, f"{len(inputs.y):,}"), sections, results
 
 
-def _class_opening(
-    inputs: ReportInputs, measured: Classification, fit: summary.Fit
-) -> tuple[Markup, list[Section], Results]:
+def _class_opening(inputs: ReportInputs, measured: Classification, fit: summary.Fit) -> Opening:
     lede = Markup("Predictions of <b><bdi>{}</bdi></b>, one of {} classes, for {} rows with a known truth.")
     intro = "Of the rows whose predicted class was given 80 %, 80 % should be right."
     classes, top = measured.classes, measured.most_uncertain

@@ -71,17 +71,20 @@ def regression_answers(
 
 
 def _how_good(measured: Regression, target: str) -> Answer:
-    rmse, mae = measured.scores["rmse"], number(measured.scores["mae"].value)
-    spread, margin = float(measured.y.std()), 2 * (rmse.error or 0.0)
+    rmse, mae, spread = measured.scores["rmse"], number(measured.scores["mae"].value), measured.spread
     text = Markup("On {} rows the predicted <b><bdi>{}</bdi></b> is off by {} on average (root mean square {}). ")
-    start = text.format(f"{len(measured.y):,}", target, mae, number(rmse.value))
-    guess, tone, beside = f"would be off by {number(spread)} (RMS)", "plain", "The truth is the same in all rows."
-    if rmse.value + margin < spread:
-        explained, tone = percent(1 - (rmse.value / spread) ** 2), "good"
-        beside = f"Guessing their mean {guess}: the model explains {explained} of the variance."
+    start, guess = (
+        text.format(f"{len(measured.y):,}", target, mae, number(rmse.value)),
+        f"off by {number(spread)} (RMS)",
+    )
+    if measured.useless:
+        better = "that is better" if rmse.value - 2 * (rmse.error or 0.0) > spread else "no gain beyond chance"
+        tone, beside = "warn", f"Guessing the mean of these rows would be {guess}: {better}."
     elif spread > 0:
-        better, tone = "that is better" if rmse.value - margin > spread else "no gain beyond chance", "warn"
-        beside = f"Guessing the mean of these rows {guess}: {better}."
+        explained = percent(1 - (rmse.value / spread) ** 2)
+        tone, beside = "good", f"Guessing their mean would be {guess}: the model explains {explained} of the variance."
+    else:
+        tone, beside = "plain", "The truth is the same in all rows."
     return Answer("How good is it?", f"± {mae}", start + beside, tone)
 
 
@@ -123,13 +126,15 @@ def _beside_others(answer: Answer, measured: Measured, fit: Fit) -> Answer:
     return replace(answer, text=answer.text + compared, tone="warn")
 
 
-def first_fault(measured: Measured, fit: Fit, *, useless: bool, skewed: bool = False) -> tuple[str, Markup] | None:
-    """A fault of the predictions themselves, which comes before those of their certainty: a headline and the remedy."""
+def first_fault(measured: Measured, fit: Fit, *, skewed: bool = False) -> tuple[str, Markup] | None:
+    """What comes before a fault of the certainty: too few rows, or a fault of the predictions with its headline."""
     again = fit.again(skewed=skewed)
+    if measured.agreement.kind == "few":
+        return "", Markup(f"Judge the {measured.claims.lower()} on more rows before relying on them.")
     if best := fit.better:
         use = Markup("{} errs less on these rows: use it, or {}.")
         return f"Prefer {best.name}", use.format(best.name.capitalize(), again)
-    if useless:
+    if measured.useless:
         guess = Markup("It is no better than a guess: {}, or with columns that say more.")
         return "Improve it first", guess.format(again)
     if fit.time and measured.agreement.kind != "calibrated":
@@ -184,12 +189,8 @@ def interval_advice(measured: Regression, fit: Fit, features: Sequence[Feature] 
     that varies with the row, a bias, a wrong shape, a wrong scale.
     """
     agreement, side = measured.agreement, measured.side
-    if agreement.kind == "few":
-        return "", Markup("Judge the intervals on more rows before relying on them.")
-    rmse, spread = measured.scores["rmse"], float(measured.y.std())
-    useless = 0 < spread <= rmse.value + 2 * (rmse.error or 0.0)
-    skewed = bool(measured.y.min() >= 0 and spread > 0 and scipy.stats.skew(measured.y) > 1)
-    if first := first_fault(measured, fit, useless=useless, skewed=skewed):
+    skewed = bool(measured.y.min() >= 0 and measured.spread > 0 and scipy.stats.skew(measured.y) > 1)
+    if first := first_fault(measured, fit, skewed=skewed):
         return first
     numbers = {"the prediction": measured.mean} | {one.name: one.values for one in features if one.is_number}
     if feature := uneven_width(measured.pit, numbers):
@@ -215,10 +216,7 @@ def interval_advice(measured: Regression, fit: Fit, features: Sequence[Feature] 
 
 def probability_advice(measured: Classification, fit: Fit) -> tuple[str, Markup]:
     """A headline if something must be corrected first, and how to use the probabilities."""
-    if measured.agreement.kind == "few":
-        return "", Markup("Judge the probabilities on more rows before relying on them.")
-    right, commonest = len(measured.labels) - measured.loss.sum(), measured.confusion.sum(1).max()
-    if first := first_fault(measured, fit, useless=bool(right <= commonest < len(measured.labels))):
+    if first := first_fault(measured, fit):
         return first
     if measured.agreement.kind == "calibrated":
         return "", Markup("Take the probabilities as they are.")

@@ -83,8 +83,6 @@ def thinned_indices(*columns: Numbers, max_points: int) -> npt.NDArray[np.intp]:
     return np.array(sorted(keep | set(spread.tolist())), dtype=np.intp)
 
 
-# --- marks ---------------------------------------------------------------------------------------------------------
-
 Mark = Callable[[Scale, Scale], str]
 """Draws itself on a horizontal and a vertical scale."""
 
@@ -113,8 +111,9 @@ def band(xs: Numbers, lower: Numbers, upper: Numbers, *, kind: str) -> Mark:
     return line(np.concatenate([xs, xs[::-1]]), np.concatenate([upper, lower[::-1]]), kind=kind, end="Z")
 
 
-def dots(xs: Numbers, ys: Numbers, *, kind: str) -> Mark:
-    """A dot at each point: one path whose strokes have no length and round ends."""
+def dots(xs: Numbers, ys: Numbers, *, kind: str, among: int = 0) -> Mark:
+    """A dot at each point: one path whose strokes have no length and round ends; smaller `among` many dots."""
+    kind += " many" if among > 120 else ""
     return lambda x, y: _path("".join(f"M{pair}h0" for pair in _pairs(x, y, xs, ys)), kind) if len(xs) else ""
 
 
@@ -165,9 +164,6 @@ def tiles(shares: Numbers, *, texts: Sequence[Sequence[str]], kind: str) -> Mark
         return "".join(parts)
 
     return draw
-
-
-# --- figures -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
