@@ -18,6 +18,7 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
+from dropbayes.app.cli import options
 from dropbayes.app.cli.demonstration import demo
 from dropbayes.app.cli.explaining import explain
 from dropbayes.app.cli.fitting import fit
@@ -48,9 +49,9 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _global_options(
-    debug: Annotated[bool, typer.Option("--debug", metavar="", help="Show the traceback of an error.")] = False,
+    debug: Annotated[bool, options.flag("--debug", help="Show the traceback of an error.")] = False,
     version: Annotated[
-        bool, typer.Option("--version", metavar="", help="Print the version.", callback=_print_version, is_eager=True)
+        bool, options.flag("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None: ...
 

@@ -29,10 +29,7 @@ def explain(
     data: Annotated[str | None, typer.Argument(metavar="[DATA]", help="A CSV or Parquet file of rows.")] = None,
     rows: Annotated[int, typer.Option(help="How many rows to explain: those it is least sure of.", min=1)] = 5,
     background: Annotated[
-        str | None,
-        typer.Option(
-            help="Rows to compare with, such as those of training; by default their mean alone.", metavar="FILE"
-        ),
+        str | None, options.file(help="Rows to compare with, such as those of training; by default their mean alone.")
     ] = None,
     allow_new: options.AllowNew = False,
     delimiter: options.Delimiter = None,

@@ -117,9 +117,7 @@ def calibrate(
 def report(
     model: options.ModelFolder,
     data: options.Outcomes,
-    output: Annotated[
-        str, typer.Option("--output", "-o", help="The HTML file to write; - is standard output.", metavar="FILE")
-    ],
+    output: Annotated[str, options.output(help="The HTML file to write; - is standard output.")],
     training: Annotated[
         str | None, typer.Option(help="The training table, for simple models and a comparison of rows.", metavar="DATA")
     ] = None,

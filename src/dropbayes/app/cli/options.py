@@ -11,6 +11,12 @@ import typer
 
 column = functools.partial(typer.Option, rich_help_panel="Columns", metavar="COLUMN")
 training = functools.partial(typer.Option, rich_help_panel="Model and training", metavar="N")
+searched = functools.partial(training, metavar="NUMBERS")
+count = functools.partial(typer.Option, min=1, metavar="N")
+port = functools.partial(typer.Option, min=0, max=65535, metavar="N")
+file = functools.partial(typer.Option, metavar="FILE")
+output = functools.partial(file, "--output", "-o")
+flag = functools.partial(typer.Option, metavar="")
 
 
 def numbers(text: str) -> list[float]:
@@ -70,7 +76,7 @@ def check_one_output(output: str, as_json: bool) -> None:
         raise typer.BadParameter("cannot go to standard output together with --json; name a file", param_hint="'-o'")
 
 
-Json = Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON document on standard output.")]
+Json = Annotated[bool, flag("--json", help="Print one JSON document on standard output.")]
 Delimiter = Annotated[
     str | None,
     typer.Option(
@@ -86,20 +92,13 @@ Data = Annotated[
 ]
 Outcomes = Annotated[str, typer.Argument(metavar="DATA", help="A CSV or Parquet file that includes the target column.")]
 ModelFolder = Annotated[str, typer.Argument(metavar="MODEL", help="The folder that `dropbayes fit` wrote.")]
-Draws = Annotated[
-    int | None,
-    typer.Option(help="Draws per network; by default as many as the model was fitted with.", min=1, metavar="N"),
-]
+Draws = Annotated[int | None, count(help="Draws per network; by default as many as the model was fitted with.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of the draws; by default that of the fit.", min=0, metavar="N")]
 Method = Annotated[
     Literal["sampling", "linear", "moments"], typer.Option(help="Draws, or a prediction in one pass without any.")
 ]
-AllowNew = Annotated[
-    bool, typer.Option("--allow-new", metavar="", help="Encode unseen categories as all zeros instead of failing.")
-]
-BlockRows = Annotated[
-    int | None, typer.Option(help="Rows read at a time; does not change the result.", min=1, metavar="N")
-]
+AllowNew = Annotated[bool, flag("--allow-new", help="Encode unseen categories as all zeros instead of failing.")]
+BlockRows = Annotated[int | None, count(help="Rows read at a time; does not change the result.")]
 Coverage = Annotated[
     float, typer.Option(help="Probability that an interval contains the outcome.", metavar="X", callback=proportion)
 ]
@@ -109,6 +108,5 @@ Decimal = Annotated[
 Hidden = Annotated[str, training(help="Widths of the hidden layers.", metavar="WIDTHS", callback=hidden_widths)]
 drop_probabilities = search_space(1, "must lie in [0, 1)")
 weight_decays = search_space(math.inf, "must be 0 or more")
-searched = functools.partial(training, metavar="NUMBERS")
 DropProb = Annotated[str, searched(help="Drop probability, or several to try.", callback=drop_probabilities)]
 WeightDecay = Annotated[str, searched(help="Weight decay λ, or several to try.", callback=weight_decays)]

@@ -21,13 +21,7 @@ def predict(
     model: options.ModelFolder,
     data: options.Data,
     output: Annotated[
-        str,
-        typer.Option(
-            "--output",
-            "-o",
-            help="A .csv or .parquet file, or with --engine a folder; - is CSV on standard output.",
-            metavar="FILE",
-        ),
+        str, options.output(help="A .csv or .parquet file, or with --engine a folder; - is CSV on standard output.")
     ],
     coverage: options.Coverage = 0.95,
     n_draws: Annotated[
@@ -37,9 +31,7 @@ def predict(
             metavar="N",
         ),
     ] = None,
-    max_draws: Annotated[
-        int, typer.Option(help="The most draws per network with --n-draws auto.", min=64, metavar="N")
-    ] = 10_000,
+    max_draws: Annotated[int, options.count(help="The most draws per network with --n-draws auto.", min=64)] = 10_000,
     seed: options.Seed = None,
     method: options.Method = "sampling",
     keep: Annotated[
@@ -56,7 +48,7 @@ def predict(
         Literal["processes", "ray", "dask", "spark"] | None,
         typer.Option(help="Predict Parquet files, or a folder of them, with many workers."),
     ] = None,
-    workers: Annotated[int | None, typer.Option(help="Workers; one per core by default.", min=1, metavar="N")] = None,
+    workers: Annotated[int | None, options.count(help="Workers; one per core by default.")] = None,
     address: Annotated[
         str | None, typer.Option(help="The engine's cluster; this machine by default.", metavar="ADDRESS")
     ] = None,

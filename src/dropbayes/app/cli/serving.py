@@ -18,14 +18,12 @@ def serve(
         list[str], typer.Argument(help="Model folders, or MODULE:NAME of a Predictor.", metavar="MODEL...")
     ],
     host: Annotated[str, typer.Option(help="The address to listen on.", metavar="ADDRESS")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port; 0 takes a free one.", min=0, max=65535, metavar="N")] = 8000,
-    workers: Annotated[int, typer.Option(help="Processes that answer.", min=1, metavar="N")] = 1,
-    max_body: Annotated[int, typer.Option(help="The most bytes of a request.", min=1, metavar="N")] = 16 * 2**20,
-    max_rows: Annotated[int, typer.Option(help="The most rows of a request.", min=1, metavar="N")] = 10_000,
-    max_draws: Annotated[int, typer.Option(help="The most draws a request may ask for.", min=1, metavar="N")] = 1000,
-    token_file: Annotated[
-        str | None, typer.Option(help="A file with the token that requests must bear.", metavar="FILE")
-    ] = None,
+    port: Annotated[int, options.port(help="The port; 0 takes a free one.")] = 8000,
+    workers: Annotated[int, options.count(help="Processes that answer.")] = 1,
+    max_body: Annotated[int, options.count(help="The most bytes of a request.")] = 16 * 2**20,
+    max_rows: Annotated[int, options.count(help="The most rows of a request.")] = 10_000,
+    max_draws: Annotated[int, options.count(help="The most draws a request may ask for.")] = 1000,
+    token_file: Annotated[str | None, options.file(help="A file with the token that requests must bear.")] = None,
     allow_new: options.AllowNew = False,
     method: options.Method = "sampling",
     allowed_host: Annotated[
@@ -71,11 +69,9 @@ def serve(
 
 
 def page(
-    out: Annotated[str | None, typer.Option(help="Write the page to this file instead.", metavar="FILE")] = None,
-    port: Annotated[
-        int, typer.Option(help="The port on 127.0.0.1; 0 takes a free one.", min=0, max=65535, metavar="N")
-    ] = 0,
-    no_browser: Annotated[bool, typer.Option("--no-browser", metavar="", help="Do not open a browser.")] = False,
+    out: Annotated[str | None, options.file(help="Write the page to this file instead.")] = None,
+    port: Annotated[int, options.port(help="The port on 127.0.0.1; 0 takes a free one.")] = 0,
+    no_browser: Annotated[bool, options.flag("--no-browser", help="Do not open a browser.")] = False,
     as_json: options.Json = False,
 ) -> None:
     """Draw points and watch what a network does not know.
