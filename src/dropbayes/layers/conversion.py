@@ -17,19 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
-from dropbayes.layers import recurrent
-from dropbayes.layers.hooks import (
-    AdapterDropout,
-    AttachedDropout,
-    InputDropout,
-    Units,
-    WeightDropout,
-    WordDropout,
-    adapted_layer,
-    adapter_matrices,
-    drop_units,
-    stacked_matrices,
-)
+from dropbayes.layers import hooks, recurrent
 from dropbayes.layers.noise import check_drop_prob
 from dropbayes.layers.structure import DroppedLayer, hook_keep_prob, is_bias, matrices, weight_layers
 from dropbayes.layers.tracing import keep_probs
@@ -44,7 +32,7 @@ class DroppedAttention(nn.MultiheadAttention):
     """`nn.MultiheadAttention` with dropout before each of its four projections; made only by `add_dropout`."""
 
     drop_prob: float
-    units: Units
+    units: hooks.Units
 
     @property
     def keep_prob(self) -> float:
@@ -105,7 +93,7 @@ class DroppedAttention(nn.MultiheadAttention):
             return F.dropout(x, self.drop_prob, self.training)
         if x.dim() == 2:  # one row without its axis: positions and units
             return self._drop(x[None], 0)[0]
-        return drop_units(x, self.drop_prob, self.training, row_axis, -1)
+        return hooks.drop_units(x, self.drop_prob, self.training, row_axis, -1)
 
 
 def _warn(names: list[str], what: str) -> None:
@@ -119,12 +107,12 @@ def _already_dropped(net: nn.Module, x: PyTree, layers: list[tuple[str, nn.Modul
     """The weight layers whose input is dropped already: traced with an input, else known only in `nn.Sequential`."""
     if x is not None:
         called: set[nn.Module] = set()
-        hooks = [module.register_forward_pre_hook(lambda m, args: called.add(m)) for _, module in layers]
+        notes = [module.register_forward_pre_hook(lambda m, args: called.add(m)) for _, module in layers]
         try:
             traced = keep_probs(net, x)
         finally:
-            for hook in hooks:
-                hook.remove()
+            for note in notes:
+                note.remove()
         uncalled = [name for name, layer in layers if layer not in called]
         _warn(uncalled, "are not called on `x` (another module may read their weights): they get no dropout.")
         names = {name.rpartition(".")[0] for name, p in traced.items() if p < 1}
@@ -154,7 +142,7 @@ def add_dropout(
     drop_prob: float = 0.1,
     *,
     where: Callable[[str, nn.Module], bool] | Collection[str] | None = None,
-    units: Units = "channel",
+    units: hooks.Units = "channel",
     row_axis: int | None = None,
     x: PyTree = None,
     copy: bool = True,
@@ -218,19 +206,19 @@ def add_dropout(
         return any(name == one or name.startswith(f"{one}.") for one in names)
 
     layers = [(name, layer) for name, layer in weight_layers(result) if chosen(name, layer)]
-    stacked = [(name, m) for name, m in result.named_modules() if any(stacked_matrices(m)) and chosen(name, m)]
+    stacked = [(name, m) for name, m in result.named_modules() if any(hooks.stacked_matrices(m)) and chosen(name, m)]
     if where is not None and not layers and not stacked:
         raise ValueError(f"`where` must choose a weight layer of `net` at least; got {where!r}, which chooses none.")
     already = _already_dropped(result, x, layers)
     layers = [(name, layer) for name, layer in layers if layer not in already or _made_here(layer)]
     for name, layer in layers:
-        adapted = adapted_layer(result, name)
+        adapted = hooks.adapted_layer(result, name)
         if adapted is None:
             _attach(layer, drop_prob, units, row_axis or 0)
         else:
             _attach_to_adapter(adapted, name.rpartition(".")[2], drop_prob)
     for _, module in stacked:
-        _attach_columns(module, WeightDropout(drop_prob, stacked_matrices))
+        _attach_columns(module, hooks.WeightDropout(drop_prob, hooks.stacked_matrices))
     _warn_of_layers(layers, drop_prob, row_axis)
     for module in result.modules():
         if isinstance(module, nn.TransformerEncoder):
@@ -279,7 +267,7 @@ def _made_here(layer: nn.Module) -> bool:
     return isinstance(layer, DroppedAttention) or _has_added_masks(layer) or hook_keep_prob(layer) is not None
 
 
-def _attach(layer: Any, drop_prob: float, units: Units, row_axis: int) -> None:
+def _attach(layer: Any, drop_prob: float, units: hooks.Units, row_axis: int) -> None:
     if isinstance(layer, nn.MultiheadAttention):
         layer.__class__ = DroppedAttention
         layer.drop_prob, layer.units = drop_prob, units  # type: ignore[assignment]
@@ -290,25 +278,25 @@ def _attach(layer: Any, drop_prob: float, units: Units, row_axis: int) -> None:
     elif not isinstance(layer, (DroppedLayer, nn.EmbeddingBag)):
         _detach(layer)
         if isinstance(layer, nn.Embedding):
-            layer.register_forward_hook(WordDropout(drop_prob, row_axis=row_axis), with_kwargs=True)
+            layer.register_forward_hook(hooks.WordDropout(drop_prob, row_axis=row_axis), with_kwargs=True)
             return
         # A module of unknown code looks like a linear layer if it has a `weight`, no other matrix and no submodules.
         is_plain = next(layer.children(), None) is None and set(matrices(layer)) <= {"weight"}
         if is_plain or isinstance(layer, (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd)):
-            layer.register_forward_pre_hook(InputDropout(drop_prob, units, row_axis=row_axis), with_kwargs=True)
+            layer.register_forward_pre_hook(hooks.InputDropout(drop_prob, units, row_axis=row_axis), with_kwargs=True)
 
 
 def _attach_to_adapter(adapted: Any, adapter: str, drop_prob: float) -> None:
     if hasattr(adapted, "parameter_name"):  # the adapter of a tensor, not of a layer: it has no input to drop
-        matrices = functools.partial(adapter_matrices, adapter=adapter)
-        _attach_columns(adapted, WeightDropout(drop_prob, matrices))
-    elif getattr(adapted.lora_dropout[adapter], "p", 0) == 0 or isinstance(
-        adapted.lora_dropout[adapter], AdapterDropout
-    ):
-        adapted.lora_dropout[adapter] = AdapterDropout(drop_prob).train(adapted.training)
+        matrices = functools.partial(hooks.adapter_matrices, adapter=adapter)
+        _attach_columns(adapted, hooks.WeightDropout(drop_prob, matrices))
+        return
+    present = adapted.lora_dropout[adapter]
+    if getattr(present, "p", 0) == 0 or isinstance(present, hooks.AdapterDropout):
+        adapted.lora_dropout[adapter] = hooks.AdapterDropout(drop_prob).train(adapted.training)
 
 
-def _attach_columns(module: nn.Module, dropout: WeightDropout) -> None:
+def _attach_columns(module: nn.Module, dropout: hooks.WeightDropout) -> None:
     _detach(module)
     module.register_forward_pre_hook(dropout.begin)
     module.register_forward_hook(dropout.end, always_call=True)
@@ -316,7 +304,7 @@ def _attach_columns(module: nn.Module, dropout: WeightDropout) -> None:
 
 def _detach(layer: nn.Module) -> None:
     """Removes the hooks that an earlier call attached."""
-    for hooks in (layer._forward_pre_hooks, layer._forward_hooks):
-        for key, hook in list(hooks.items()):
-            if isinstance(getattr(hook, "__self__", hook), AttachedDropout):
-                del hooks[key]
+    for attached in (layer._forward_pre_hooks, layer._forward_hooks):
+        for key, hook in list(attached.items()):
+            if isinstance(getattr(hook, "__self__", hook), hooks.AttachedDropout):
+                del attached[key]

@@ -10,23 +10,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from dropbayes.layers import structure
 from dropbayes.layers.family import binary_entropy, log
 from dropbayes.layers.precision import Prior
-from dropbayes.layers.structure import (
-    DroppedLayer,
-    fan_in,
-    input_layers,
-    is_bias,
-    keep_probs_by_order,
-    kl_is_weight_decay,
-    layer_parameters,
-    n_units,
-    parameter_keep_prob,
-    parameter_value,
-    reads_input,
-    stated_keep_prob,
-    weight_layers,
-)
 from dropbayes.runtime.validation import check_keep_prob, check_n_data, check_number, check_positive
 from dropbayes.tracing.views import check_modules
 
@@ -50,14 +36,14 @@ class Decay:
     @property
     def value(self) -> Tensor:
         r"""The stored $\theta$."""
-        return parameter_value(self.module, self.parameter)
+        return structure.parameter_value(self.module, self.parameter)
 
     @property
     def length_scale(self) -> Any:
         r"""The length-scale of the active $\mathbf M = \theta/p$, a number or a scalar tensor; 0 for a flat prior."""
-        if is_bias(self.parameter):
+        if structure.is_bias(self.parameter):
             return self.prior.of_bias(self.layer, parameter=self.parameter, keep_prob=self.keep_prob)
-        inputs = fan_in(self.module, self.parameter, self.value)
+        inputs = structure.fan_in(self.module, self.parameter, self.value)
         return self.prior.of_weight(
             self.layer, parameter=self.parameter, first=self.first, fan_in=inputs, keep_prob=self.keep_prob
         )
@@ -65,7 +51,7 @@ class Decay:
     @property
     def density(self) -> Distribution | None:
         """The prior of a bias that is not Gaussian: its divergence is no weight decay."""
-        return self.prior.density_of_bias(self.layer, self.parameter) if is_bias(self.parameter) else None
+        return self.prior.density_of_bias(self.layer, self.parameter) if structure.is_bias(self.parameter) else None
 
     @property
     def coefficient(self) -> Any:
@@ -78,34 +64,37 @@ class Decay:
         scale = self.length_scale
         if not isinstance(scale, Tensor) and scale == 0:
             return 0.0
-        n_masks = n_units(self.module, self.parameter, self.value)
-        return -self.value.numel() * log(scale) - n_masks * binary_entropy(self.keep_prob)
+        value = self.value  # which may have to be computed
+        n_masks = structure.n_units(self.module, self.parameter, value)
+        return -value.numel() * log(scale) - n_masks * binary_entropy(self.keep_prob)
 
 
 def decays(net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, float] | None = None) -> Iterator[Decay]:
     """Every parameter of `net` whose KL is a weight decay; a tied one once, with its smallest keep probability."""
     check_modules(net)
     given = dict(keep_probs or {})
-    layers = dict(weight_layers(net))
+    layers = dict(structure.weight_layers(net))
     _check_names(net, layers, prior, given)
-    inputs = input_layers(net, prior, keep_probs)
+    inputs = structure.input_layers(net, prior, keep_probs)
     traced = given.keys() - layers.keys()  # parameter names: layers that the traced input did not reach are not guessed
-    covered = traced or all(layer in given or isinstance(module, DroppedLayer) for layer, module in layers.items())
-    ordered = {} if covered else keep_probs_by_order(net)
+    covered = traced or all(
+        layer in given or isinstance(module, structure.DroppedLayer) for layer, module in layers.items()
+    )
+    ordered = {} if covered else structure.keep_probs_by_order(net)
     found: dict[int, Decay] = {}
     for layer, module in layers.items():
-        for parameter in layer_parameters(module):
+        for parameter in structure.layer_parameters(module):
             p = given.get(f"{layer}.{parameter}".lstrip("."))
-            if p is None or is_bias(parameter):
-                before = given.get(layer, ordered.get(layer, stated_keep_prob(module)))
-                p = parameter_keep_prob(module, parameter, before)
-            if p is None or not kl_is_weight_decay(module):
+            if p is None or structure.is_bias(parameter):
+                before = given.get(layer, ordered.get(layer, structure.stated_keep_prob(module)))
+                p = structure.parameter_keep_prob(module, parameter, before)
+            if p is None or not structure.kl_is_weight_decay(module):
                 continue
             check_keep_prob(p)
-            value = parameter_value(module, parameter)
+            value = structure.parameter_value(module, parameter)
             # A computed weight is another object each time it is read.
             key = id(value) if isinstance(value, nn.Parameter) else -len(found) - 1
-            first = layer in inputs and reads_input(module, parameter)
+            first = layer in inputs and structure.reads_input(module, parameter)
             found.setdefault(key, Decay(layer, module, parameter, p, prior, first))
             if p < found[key].keep_prob:
                 found[key] = replace(found[key], keep_prob=p)
@@ -115,12 +104,14 @@ def decays(net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, float] | No
 def _check_names(net: nn.Module, layers: Mapping[str, nn.Module], prior: Prior, given: Mapping[str, float]) -> None:
     if not given and not prior.per_layer:
         return
-    computed = (f"{layer}.{name}".lstrip(".") for layer, module in layers.items() for name in layer_parameters(module))
+    computed = (
+        f"{layer}.{name}".lstrip(".") for layer, module in layers.items() for name in structure.layer_parameters(module)
+    )
     parameters = {name for name, _ in net.named_parameters(remove_duplicate=False)}.union(computed)
     unknown = sorted(given.keys() - layers.keys() - parameters)
     if unknown:
         raise ValueError(f"`keep_probs` must name weight layers of `net`; got {unknown}. They are {sorted(layers)}.")
-    stated = sorted(name for name in given.keys() & layers.keys() if isinstance(layers[name], DroppedLayer))
+    stated = sorted(name for name in given.keys() & layers.keys() if isinstance(layers[name], structure.DroppedLayer))
     if stated:
         raise ValueError(
             f"`keep_probs` must not name layers that state their own dropout; got {stated}. Change the layers."
@@ -179,8 +170,8 @@ def parameter_groups(
     check_number("precision", precision)
     check_positive("precision", precision)
     check_n_data(n_data)
-    for name, module in weight_layers(net):
-        if not kl_is_weight_decay(module):
+    for name, module in structure.weight_layers(net):
+        if not structure.kl_is_weight_decay(module):
             raise ValueError(
                 f"`net` must hold layers whose KL is a weight decay; got {type(module).__name__} {name!r}. "
                 "Add the KL to the loss instead: negative_elbo(net, output, y, likelihood=..., prior=..., n_data=...)."

@@ -193,8 +193,7 @@ class Mixture(Family):
 
         A *lower* bound, below the exact value by at most $\mathcal H(p)$ per unit.
         """
-        entropy = -torch.special.xlogy(self.probs, self.probs).sum()
-        return self.kl(length_scale) - self.locs.shape[1] * entropy
+        return self.kl(length_scale) - self.locs.shape[1] * torch.special.entr(self.probs).sum()
 
     def log_density(self, value: Tensor) -> Tensor:
         r"""$\log q(\mathbf W)$ of `[..., unit, column]`."""

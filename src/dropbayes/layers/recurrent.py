@@ -21,8 +21,6 @@ from torch.utils._pytree import PyTree
 from dropbayes.layers.noise import check_drop_prob
 from dropbayes.layers.structure import is_bias
 
-# --- one mask for all the steps of a forward pass ------------------------------------------------------------------
-
 _pass: contextvars.ContextVar[tuple[int, dict[Any, Tensor]] | None] = contextvars.ContextVar(
     "forward pass", default=None
 )
@@ -43,10 +41,8 @@ def end_forward_pass(net: nn.Module, args: Any, output: PyTree) -> None:
 
 def _mask(layer: nn.Module, key: str, ones: Tensor, drop_prob: float) -> Tensor:
     """A mask shaped like `ones`: inside a hooked forward pass, the layer's mask of that pass."""
-    running = _pass.get()
-    if running is None:
-        return F.dropout(ones, drop_prob, layer.training)
-    masks, full_key = running[1], (id(layer), key, tuple(ones.shape))
+    _, masks = _pass.get() or (0, {})
+    full_key = (id(layer), key, tuple(ones.shape))
     if full_key not in masks:
         masks[full_key] = F.dropout(ones, drop_prob, layer.training)
     return masks[full_key]
@@ -55,9 +51,6 @@ def _mask(layer: nn.Module, key: str, ones: Tensor, drop_prob: float) -> Tensor:
 def _is_random(layer: nn.Module, x: PyTree) -> bool:
     """Whether masks are needed: in training or when operations are intercepted. Otherwise torch's kernel runs."""
     return layer.training or has_torch_function((x,))
-
-
-# --- the steps -----------------------------------------------------------------------------------------------------
 
 
 class _LSTMStep:
@@ -126,9 +119,6 @@ class _Dropped(nn.Module, ABC):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, drop_prob={self.drop_prob}, recurrent_drop_prob={self.recurrent_drop_prob}"
-
-
-# --- layers over sequences -----------------------------------------------------------------------------------------
 
 
 class _Recurrence(_Dropped, nn.RNNBase):
@@ -233,9 +223,6 @@ class GRU(_GRUStep, _Recurrence, nn.GRU):
 
 class RNN(_RNNStep, _Recurrence, nn.RNN):
     r"""`nn.RNN` with the masks and the further arguments of `LSTM`."""
-
-
-# --- cells ---------------------------------------------------------------------------------------------------------
 
 
 class _Cell(_Dropped, nn.RNNCellBase):

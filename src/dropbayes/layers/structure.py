@@ -13,7 +13,6 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from dropbayes.layers.precision import Prior
 
-_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
 _CONVOLUTION = nn.modules.conv._ConvNd
 _PRODUCTS = (nn.Linear, nn.Bilinear, _CONVOLUTION, *_TABLES, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
@@ -144,7 +143,7 @@ def keep_probs_by_order(net: nn.Module) -> dict[str, float]:
         if name in layers:
             by_layer[name] = pending * stated_keep_prob(module)
             pending = 1.0
-        elif isinstance(module, _DROPOUTS) and module.p > 0:
+        elif isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
             pending *= 1.0 - module.p
             if not isinstance(net.get_submodule(name.rpartition(".")[0]), nn.Sequential):
                 guessed.append(name)
