@@ -65,12 +65,7 @@ class Layer(Covariance):
     def features(self, n_inputs: int, width: int, *, seed: int = 0) -> Features:
         r"""`width` Monte Carlo terms of the covariance, $\mathbf w_k \sim p(\mathbf w)$, $b_k \sim p(b)$.
 
-        [GG16, eq:generative_model_approx].
-
-        Args:
-            n_inputs: $Q$, the number of inputs of a unit.
-            width: $K$, the number of units.
-            seed: The seed of the draw.
+        [GG16, eq:generative_model_approx]. A unit has $Q$ = `n_inputs` inputs.
 
         Example:
             >>> x = torch.linspace(-1, 1, 3, dtype=torch.float64)[:, None]
@@ -96,11 +91,8 @@ class Layer(Covariance):
         $$\mathbf K_2(\mathbf x, \mathbf y) = \frac1{K_2} \int p(\mathbf b_2)\, \sigma_2(\mathbf x + \mathbf b_2)^T
         \sigma_2(\mathbf y + \mathbf b_2)\, d\mathbf b_2,$$
 
-        by Gauss-Legendre quadrature. `length_scale` has no part in it: the weights are in the vectors.
-
-        Args:
-            x: $\mathbf x$, values of the layer below at each row, `[x row, unit]`.
-            y: $\mathbf y$, `[y row, unit]`; by default `x`.
+        by Gauss-Legendre quadrature, of values of the layer below, `x` `[x row, unit]` and `y` `[y row, unit]`, by
+        default `x`. `length_scale` has no part in it: the weights are in the vectors.
         """
         x = checked_inputs(x, "x")
         y = x if y is None else checked_inputs(y, "y")
@@ -108,6 +100,11 @@ class Layer(Covariance):
         bias = self.biases(points)
         units_x, units_y = (self.nonlinearity(z[..., None] + bias) for z in (x, y))
         return torch.einsum("nkb,mkb,b->nm", units_x, units_y, weights) / x.shape[-1]
+
+    def of_pairs(self, pairs: Pairs) -> Tensor:
+        """The covariance of each pair: by quadrature, which suits bounded smooth units at any scale."""
+        std_u, std_v, sine, cosine = self._preactivations(pairs)
+        return expected_product(self.nonlinearity, std_u, std_v, torch.atan2(sine, cosine))
 
     def units(self, pairs: Pairs) -> Pairs:
         """The pairs of the units' values, which the next layer reads [GG16, sect:going_deep]."""
@@ -124,7 +121,6 @@ class Layer(Covariance):
         return pairs.norm_x, pairs.norm_y, sine.masked_fill(constant, 1.0), cosine.masked_fill(constant, 0.0)
 
 
-@dataclass(frozen=True)
 class ReLU(Layer):
     r"""The covariance of rectified linear units, $\sigma(u) = \max(u, 0)$: the arc-cosine kernel of order 1.
 
@@ -145,7 +141,6 @@ class ReLU(Layer):
         return std_u * std_v * (sine + (math.pi - torch.atan2(sine, cosine)) * cosine) / (2 * math.pi)
 
 
-@dataclass(frozen=True)
 class Step(Layer):
     r"""The covariance of threshold units, $\sigma(u) = [u > 0]$: the arc-cosine kernel of order 0.
 
@@ -161,7 +156,6 @@ class Step(Layer):
         return probability.masked_fill((std_u == 0) | (std_v == 0), 0.0)
 
 
-@dataclass(frozen=True)
 class Erf(Layer):
     r"""The covariance of error-function units, $\sigma(u) = \operatorname{erf}(u)$: the arc-sine kernel.
 
@@ -219,7 +213,6 @@ class Cosine(Layer):
         return stationary + torch.exp(-0.5 * squared_sum - 2 * self.bias_scale**2)
 
 
-@dataclass(frozen=True)
 class Identity(Layer):
     r"""The covariance of linear units, $\sigma(u) = u$: $\mathbf K = \mathbf x^T \mathbf y / l^2 + \beta^2$."""
 
@@ -230,24 +223,14 @@ class Identity(Layer):
         return pairs.product / self.length_scale**2 + self.bias_scale**2
 
 
-class _BoundedLayer(Layer):
-    """A layer of bounded smooth units, to which quadrature applies at any scale."""
-
-    def of_pairs(self, pairs: Pairs) -> Tensor:
-        std_u, std_v, sine, cosine = self._preactivations(pairs)
-        return expected_product(self.nonlinearity, std_u, std_v, torch.atan2(sine, cosine))
-
-
-@dataclass(frozen=True)
-class TanH(_BoundedLayer):
+class TanH(Layer):
     r"""The covariance of hyperbolic tangent units, $\sigma(u) = \tanh u$, by quadrature (see `Quadrature`)."""
 
     def nonlinearity(self, u: Tensor) -> Tensor:
         return torch.tanh(u)
 
 
-@dataclass(frozen=True)
-class Sigmoid(_BoundedLayer):
+class Sigmoid(Layer):
     r"""The covariance of logistic units, $\sigma(u) = 1 / (1 + e^{-u})$, by quadrature (see `Quadrature`)."""
 
     def nonlinearity(self, u: Tensor) -> Tensor:
@@ -258,14 +241,11 @@ class Sigmoid(_BoundedLayer):
 class Quadrature(Layer):
     r"""The covariance of units with any non-linearity, by Gaussian quadrature.
 
-    For a bounded or linearly growing function, smooth except for a kink or jump at zero, exact to about 1e-9 of the
-    prior variance while the pre-activations' standard deviations are below 10; to 1e-6 for a sigmoid at any scale. A
-    kink elsewhere, a function that oscillates over one standard deviation or grows exponentially loses accuracy: the
-    error is estimated on the prior variances, and a warning says where it exceeds 1e-5 of them.
-
-    Args:
-        function: $\sigma$, an elementwise function of tensors.
-        nodes: Quadrature nodes along the radius and along each arc.
+    For an elementwise `function` $\sigma$ that is bounded or grows linearly, smooth except for a kink or jump at zero,
+    exact to about 1e-9 of the prior variance while the pre-activations' standard deviations are below 10; to 1e-6 for a
+    sigmoid at any scale. A kink elsewhere, a function that oscillates over one standard deviation or grows
+    exponentially loses accuracy: the error is estimated on the prior variances, and a warning says where it exceeds
+    1e-5 of them. There are `nodes` along the radius and along each arc.
 
     Example:
         >>> x = torch.tensor([[0.3], [-1.0]], dtype=torch.float64)
@@ -369,11 +349,9 @@ class RandomBias(Layer):
 
     def of_pairs(self, pairs: Pairs) -> Tensor:
         points, weights = np.polynomial.legendre.leggauss(self.nodes)
-        like = pairs.product
-        levels = torch.as_tensor((points + 1) / 2).to(like)
-        biases, shares = self.distribution.icdf(levels).to(like), torch.as_tensor(weights / 2).to(like)
-        total = torch.zeros_like(like)
-        for bias, share in zip(biases, shares, strict=True):
+        levels, shares = (torch.as_tensor(z).to(pairs.product) for z in ((points + 1) / 2, weights / 2))
+        total = torch.zeros_like(pairs.product)
+        for bias, share in zip(self.distribution.icdf(levels).to(levels), shares, strict=True):
             shifted = Quadrature(
                 self.layer.length_scale, 0.0, function=lambda u, bias=bias: self.layer.nonlinearity(u + bias)
             )

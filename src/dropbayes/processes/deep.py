@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -63,8 +63,8 @@ class Deep(Covariance):
     def with_scales(self, values: Mapping[str, float | Tensor]) -> Self:
         layers = []
         for i, layer in enumerate(self.layers, start=1):
-            scales = {name: values[f"layer{i}_{name}"] for name in layer.scales if f"layer{i}_{name}" in values}
-            layers.append(layer.with_scales(scales))
+            own = {name: values.get(f"layer{i}_{name}", value) for name, value in layer.scales.items()}
+            layers.append(layer.with_scales(own))
         return type(self)(tuple(layers))
 
 
@@ -73,7 +73,7 @@ class RecurrentCovariance(Covariance):
     r"""The covariance of the last state of a recurrent network as its width grows.
 
     A state $\mathbf h_t = \sigma(\mathbf W \mathbf x_t + \mathbf U \mathbf h_{t-1} + \mathbf b)$ with $\mathbf h_0 = 0$
-    and $\mathbf W \sim \mathcal N(0, l^{-2})$ and $\mathbf U \sim \mathcal N(0, l_h^{-2}/K)$ for all steps, has
+    and $\mathbf W \sim \mathcal N(0, l^{-2})$, $\mathbf U \sim \mathcal N(0, l_h^{-2}/K)$ for all steps, has
 
     $$k_t(\mathbf x, \mathbf y) = \mathbb E[\sigma(u) \sigma(v)], \quad
     \operatorname{Cov}(u, v) = l^{-2} \mathbf x_t^T \mathbf y_t + l_h^{-2} k_{t-1}(\mathbf x, \mathbf y) + \beta^2:$$
@@ -113,12 +113,10 @@ class RecurrentCovariance(Covariance):
     def of_pairs(self, pairs: Pairs) -> Tensor:
         """The covariance of sequences whose steps are the first axis."""
         unit = self.layer.with_scales({"length_scale": 1.0, "bias_scale": 0.0})  # the scales are in the pairs
-        steps = [Pairs(*(getattr(pairs, one.name)[step] for one in fields(pairs))) for step in range(self.n_steps)]
-        inputs = [step.affine(self.layer.length_scale, self.layer.bias_scale) for step in steps]
-        sums = inputs[0]
-        for entering in inputs[1:]:
-            state = unit.units(sums).affine(self.state_length_scale, 0.0)
-            sums = entering.through(torch.add, state)
+        entering = pairs.affine(self.layer.length_scale, self.layer.bias_scale)
+        sums, *later = (Pairs(*step) for step in zip(*vars(entering).values(), strict=True))
+        for step in later:
+            sums = step.through(torch.add, unit.units(sums).affine(self.state_length_scale, 0.0))
         return unit.of_pairs(sums)
 
     @property
@@ -147,16 +145,8 @@ def network_prior_draws(
     $\phi_{1,nk} = K_1^{-1/2} \sigma_1(\mathbf w_{1,k}^T \mathbf x_n + b_{1,k})$,
     $\mathbf F_i = \Phi_i \mathbf W_{i+1} \sim \mathcal N(0, \widehat{\mathbf K}_i)$,
     $\phi_{i,nk} = K_i^{-1/2} \sigma_i(f_{i-1,nk} + b_{i,k})$; the output is $\mathbf F_L + \mathbf b_L$. Every draw
-    has its own weights and biases.
-
-    Args:
-        layers: The covariance of each hidden layer, which gives $p(\mathbf w)$, $p(b)$ and $\sigma$.
-        x: $\mathbf X$, `[row, input]`.
-        widths: $K_1, \dots, K_L$.
-        n_draws: The number of functions.
-        n_outputs: $D$.
-        output_bias: $\mathbf b_L$, the mean function.
-        seed: The seed of the draws.
+    has its own weights and biases. The covariance of each of the `layers` gives its $p(\mathbf w)$, $p(b)$ and
+    $\sigma$, `widths` are $K_1, \dots, K_L$, `n_outputs` is $D$ and `output_bias` $\mathbf b_L$.
 
     Example:
         >>> from dropbayes.processes import ReLU

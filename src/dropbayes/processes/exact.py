@@ -20,8 +20,7 @@ from dropbayes.processes.covariances import Cosine, Quadrature
 from dropbayes.processes.pairs import Covariance, checked_inputs
 
 JITTERS = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4)
-"""The jitters tried in turn on the diagonal, in units of the mean prior variance, until the matrix factorises: the
-first is GPyTorch's default in float64."""
+"""The jitters tried in turn on the diagonal, in units of the mean prior variance: the first is GPyTorch's default."""
 
 
 def _array(z: float | Tensor) -> np.ndarray:
@@ -56,10 +55,6 @@ class Process(ABC):
         r"""The predictive log-density $\log p(\mathbf y^* \mid \mathbf x^*, \mathbf X, \mathbf Y)$ of each row.
 
         $\log \mathcal N(\mathbf y^*; \mathbb E[\mathbf f], \mathrm{Var}[\mathbf f] + \tau^{-1})$, summed over outputs.
-
-        Args:
-            x: $\mathbf x^*$, `[row, input]`.
-            y: $\mathbf y^*$, `[row]` or `[row, output]` as the data's.
         """
         mean, std = self.mean(x), (self.variance(x) + self.noise_variance).sqrt()
         check_targets(mean, y)
@@ -127,8 +122,7 @@ class NetworkKernel(Kernel):
     @theta.setter
     def theta(self, theta: np.ndarray) -> None:
         names = _tunable(self.covariance) if self.scale_bounds != "fixed" else {}
-        values = dict(zip(names, np.exp(theta).tolist(), strict=True))
-        self.covariance = self.covariance.with_scales(values)
+        self.covariance = self.covariance.with_scales(dict(zip(names, np.exp(theta).tolist(), strict=True)))
 
     def __call__(self, X: Any, Y: Any = None, eval_gradient: bool = False) -> Any:
         """The covariance matrix, and with `eval_gradient` its derivatives with respect to theta on a last axis."""
@@ -236,13 +230,12 @@ def exact_process(
     """
     checked_data(x, y, precision, noise_free=True)
     kernel = NetworkKernel(covariance) if isinstance(covariance, Covariance) else covariance
-    inputs = _array(x)
     if isinstance(output_bias, Tensor) and output_bias.dim() and output_bias.shape != y.shape[1:]:
         raise ValueError(
             f"`output_bias` must be a number or one per output of `y`; got {tuple(output_bias.shape)} for y "
             f"{tuple(y.shape)}."
         )
-    targets = _array(y) - _array(output_bias)
+    inputs, targets = _array(x), _array(y) - _array(output_bias)
     unit = float(np.mean(kernel.diag(inputs)))
     for jitter in (0.0, *JITTERS):
         regressor = GaussianProcessRegressor(kernel, alpha=1 / precision + jitter * unit, optimizer=None)
@@ -271,13 +264,8 @@ def tuned_covariance(
 ) -> Covariance:
     r"""The covariance whose scales have the largest log marginal likelihood, found by scikit-learn.
 
-    Args:
-        covariance: The start of the search; scales that are zero or infinite stay fixed.
-        x: $\mathbf X$, `[row, input]`.
-        y: $\mathbf Y$, `[row]` or `[row, output]`.
-        precision: $\tau$, held fixed.
-        n_restarts: The number of further searches from random scales.
-        seed: The seed of the random scales.
+    The search starts at the scales of `covariance`, of which zero and infinite ones stay fixed, and `n_restarts` times
+    at random ones, from `seed`; $\tau$ is held fixed. The data are those of `exact_process`.
     """
     checked_data(x, y, precision, noise_free=False)
     regressor = GaussianProcessRegressor(
@@ -288,16 +276,8 @@ def tuned_covariance(
 
 
 def prior_draws(covariance: Covariance | Kernel, x: Tensor, *, n_draws: int, seed: int = 0) -> Tensor:
-    r"""Functions drawn from the prior $\mathcal N(0, \mathbf K(\mathbf X, \mathbf X))$, `[draw, row]`.
-
-    Args:
-        covariance: $\mathbf K$.
-        x: The inputs, `[row, input]`.
-        n_draws: The number of draws.
-        seed: The seed of the draws.
-    """
+    r"""Functions drawn from the prior $\mathcal N(0, \mathbf K(\mathbf X, \mathbf X))$ at `x`, `[draw, row]`."""
     checked_data(x, torch.zeros(len(x)), 1.0, noise_free=True)
     kernel = NetworkKernel(covariance) if isinstance(covariance, Covariance) else covariance
-    regressor = GaussianProcessRegressor(kernel)
-    samples = regressor.sample_y(_array(x), n_samples=n_draws, random_state=seed)
+    samples = GaussianProcessRegressor(kernel).sample_y(_array(x), n_samples=n_draws, random_state=seed)
     return torch.as_tensor(samples).mT.to(x)

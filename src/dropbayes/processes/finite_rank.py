@@ -57,8 +57,7 @@ class FiniteRankProcess(Process):
         # A separate stream ("draw" in ASCII): with the features' seed, the noise would equal their weights.
         generator = torch.Generator().manual_seed(seed ^ 0x64726177)
         noise = torch.randn(n_draws, *self.weights.shape, generator=generator, dtype=torch.float64).to(x)
-        spread = torch.einsum("nk,sk...->sn...", self._spread(x), noise)
-        return self.mean(x) + spread
+        return self.mean(x) + torch.einsum("nk,sk...->sn...", self._spread(x), noise)
 
     @property
     def noise_variance(self) -> float:
@@ -80,13 +79,7 @@ def finite_rank_process(
     \tau^{-1} \mathbf I_N) \mathcal N(\mathbf w_d; 0, \mathbf I_K) \, d\mathbf w_d,$$
 
     make it a ridge regression, solved here as the least squares problem of $\Phi$ stacked on $\tau^{-1/2} \mathbf I_K$.
-
-    Args:
-        features: $\boldsymbol\phi$, from `Layer.features`.
-        x: $\mathbf X$, `[row, input]`.
-        y: $\mathbf Y$, `[row]` or `[row, output]`.
-        precision: $\tau$.
-        output_bias: The constant mean function $\mathbf b_L$.
+    `features` are from `Layer.features`; the other arguments are those of `exact_process`, with finite $\tau$.
 
     Example:
         >>> from dropbayes.processes import ReLU
@@ -108,8 +101,7 @@ def finite_rank_process(
     # The quadratic form is τ times the minimum of the least squares; the determinant lemma gives the other term.
     quadratic = precision * (targets - phi @ weights).square().sum() + weights.square().sum()
     log_determinant = 2 * root.diagonal().abs().log().sum() - (n_rows - n_units) * math.log(precision)
-    n_outputs = targets.shape[1]
-    log_evidence = -0.5 * (quadratic + n_outputs * (log_determinant + n_rows * math.log(2 * math.pi)))
+    log_evidence = -0.5 * (quadratic + targets.shape[1] * (log_determinant + n_rows * math.log(2 * math.pi)))
     weights = weights[:, 0] if y.dim() == 1 else weights
     return FiniteRankProcess(features, weights, root, precision, output_bias, float(log_evidence))
 

@@ -36,7 +36,7 @@ _CLOSED_FORMS: dict[Any, type[Layer]] = {
 }
 _INTEGRATED: set[Any] = {nn.GELU, nn.SiLU, nn.Softplus, nn.ELU, nn.CELU, nn.SELU, nn.LeakyReLU, nn.Mish, nn.Softsign}
 _INTEGRATED |= {F.gelu, F.silu, F.softplus, F.elu, F.celu, F.selu, F.leaky_relu, F.mish, F.softsign}
-_CONVOLUTIONS: dict[type[nn.Module], Any] = {nn.Conv1d: F.conv1d, nn.Conv2d: F.conv2d, nn.Conv3d: F.conv3d}
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _KINDS: dict[Any, str] = {
     **dict.fromkeys((nn.Linear, *_CONVOLUTIONS), "weights"),
     **dict.fromkeys((nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.Identity), "passed"),
@@ -61,14 +61,15 @@ class Step:
 
     name: str
     sources: tuple[str, ...]
+    values: tuple[str, int]  # what it gives (inputs, units, channels at positions, flattened positions), and how many
     layer: Layer | None = None  # the units of an activation, or the scales of weights as an `Identity`
     # Before that: patches, sums or means of covariances [*positions, x row, y row].
     covariances: Callable[..., Tensor] | None = None
 
     @property
-    def has_weights(self) -> bool:
-        """Whether the step multiplies by weights."""
-        return isinstance(self.layer, Identity)
+    def scales(self) -> dict[str, float | Tensor]:
+        """The scales of its weights, if it multiplies by some."""
+        return self.layer.scales if isinstance(self.layer, Identity) else {}
 
     def __call__(self, pairs: Pairs, *others: Pairs) -> Pairs:
         if self.covariances is not None:
@@ -76,7 +77,7 @@ class Step:
         if self.layer is None:
             return pairs
         # Weights map pairs exactly: nearly equal inputs keep their digits up to the first activation.
-        return pairs.affine(**self.layer.scales) if self.has_weights else self.layer.units(pairs)
+        return pairs.affine(**self.scales) if self.scales else self.layer.units(pairs)
 
 
 @dataclass(frozen=True)
@@ -98,11 +99,11 @@ class NetworkCovariance(Covariance):
     input_shape: tuple[int, ...] | None = None
 
     def __call__(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        if self.input_shape is None:
+            return super().__call__(x, y)
         y = x if y is None else y
-        n_positions = math.prod((self.input_shape or ())[1:])
-        at_once = max(1, _ELEMENTS // max(1, n_positions * y.shape[0]))
-        blocks = x.split(at_once) if self.input_shape else [x]
-        return torch.cat([super(NetworkCovariance, self).__call__(rows, y) for rows in blocks], -2)
+        at_once = max(1, _ELEMENTS // max(1, math.prod(self.input_shape[1:]) * y.shape[0]))
+        return torch.cat([super(NetworkCovariance, self).__call__(rows, y) for rows in x.split(at_once)], -2)
 
     def parts(self, x: Tensor, name: str) -> Tensor:
         """Images as `[*positions, row, channel]`."""
@@ -122,21 +123,14 @@ class NetworkCovariance(Covariance):
 
     @property
     def scales(self) -> dict[str, float | Tensor]:
-        return {
-            f"{step.name}_{name}": value
-            for step in self.steps
-            if step.layer is not None and step.has_weights
-            for name, value in step.layer.scales.items()
-        }
+        return {f"{step.name}_{name}": value for step in self.steps for name, value in step.scales.items()}
 
     def with_scales(self, values: Mapping[str, float | Tensor]) -> Self:
-        def changed(step: Step) -> Step:
-            if step.layer is None or not step.has_weights:
-                return step
-            own = {name: values.get(f"{step.name}_{name}", value) for name, value in step.layer.scales.items()}
-            return replace(step, layer=step.layer.with_scales(own))
-
-        return replace(self, steps=tuple(map(changed, self.steps)))
+        steps = []
+        for step in self.steps:
+            own = {name: values.get(f"{step.name}_{name}", value) for name, value in step.scales.items()}
+            steps.append(replace(step, layer=step.layer.with_scales(own)) if step.layer else step)
+        return replace(self, steps=tuple(steps))
 
 
 def process_of(
@@ -155,8 +149,8 @@ def process_of(
     Args:
         net: A perceptron or a convolutional network, with or without shortcuts, in any module style that `torch.fx` can
             trace.
-        prior: The length-scales of its weights and biases. A bias with a flat prior ($l' = 0$) is allowed only in the
-            output layer, where it is the mean function.
+        prior: The length-scales. A bias with a flat prior ($l' = 0$) is allowed only in the output layer, where it is
+            the mean function.
         input_shape: The shape of one input of a convolutional network: channels, then the extent of each axis. Its
             covariance takes inputs of that shape, or flat ones.
         keep_probs: As for `negative_elbo`; used only by a prior with `applies_to="stored"`, which depends on them.
@@ -177,7 +171,7 @@ def process_of(
         raise ValueError("`input_shape` must say the shape of one input of a convolutional network: (channels, ...).")
     for node in _LayerTracer().trace(net).nodes:
         reading.read(node)
-    name, last = reading.last
+    name, last = next(reading.weighted[step.name] for step in reversed(reading.steps) if step.name in reading.weighted)
     output_bias = 0.0
     if last.bias is not None and prior.of_bias(name, parameter="bias") == 0:
         if len(last.bias) > 1:
@@ -199,68 +193,57 @@ class _Reading:
 
     def __init__(self, net: nn.Module, prior: Prior, kept: Mapping[str, float]) -> None:
         self.modules, self.prior, self.kept = dict(net.named_modules()), prior, kept
-        self.convolutional = any(isinstance(module, tuple(_CONVOLUTIONS)) for module in net.modules())
+        self.convolutional = any(isinstance(module, _CONVOLUTIONS) for module in net.modules())
         self.steps: list[Step] = []
-        self.names: dict[fx.Node, str] = {}
+        self.step_of: dict[fx.Node, Step] = {}
         self.weighted: dict[str, tuple[str, Any]] = {}  # the name and module of each step with weights
-        # By step: what its values are (inputs, units, channels at positions, or flattened positions), and how many.
-        self.values: dict[str, tuple[str, int]] = {"input": ("inputs", 0)}
 
     def read(self, node: fx.Node) -> None:
         operation = self.modules[str(node.target)] if node.op == "call_module" else node.target
         if node.op == "placeholder":
-            self.names[node] = "input"
+            self.step_of[node] = Step("input", (), ("inputs", 0))
         elif node.op == "output":
             self._end_at(node.args[0])
         elif _kind(operation) != "shape":
-            sources = tuple(self.names[a] for a in node.args if isinstance(a, fx.Node) and a in self.names)
-            name = self._step(node, operation, sources) if sources else None
-            if name is None:
+            sources = [self.step_of[a] for a in node.args if isinstance(a, fx.Node) and a in self.step_of]
+            step = self._step(node, operation, *sources) if sources else None
+            if step is None:
                 raise ValueError(
                     "`net` must be made of linear layers, convolutions, activations, dropout, sums, and positions "
                     f"that are flattened; got {node.target!r} ({node.op}), whose covariance is not implemented."
                 )
-            self.names[node] = name
+            self.step_of[node] = step
+            if step is not sources[0]:
+                self.steps.append(step)
 
     def _end_at(self, output: Any) -> None:
         """Deletes the steps after the output."""
-        name = self.names.get(output) if isinstance(output, fx.Node) else None
-        places = [place for place, step in enumerate(self.steps) if step.name == name]
-        if not places:
+        name = self.step_of[output].name if isinstance(output, fx.Node) and output in self.step_of else ""
+        place = next((place for place, step in enumerate(self.steps) if step.name == name), None)
+        if place is None:
             raise ValueError("`net` must have a linear layer, and return what a layer or a sum of layers gives.")
-        if self.values[str(name)][0] != "units":
+        if self.steps[place].values[0] != "units":
             raise ValueError("`net` must flatten its positions before a last linear layer: its output has some left.")
-        del self.steps[places[0] + 1 :]
+        del self.steps[place + 1 :]
 
-    @property
-    def last(self) -> tuple[str, Any]:
-        """The name and the module of the last layer with weights; the first step is one."""
-        return next(self.weighted[step.name] for step in reversed(self.steps) if step.name in self.weighted)
-
-    def _add(self, step: Step, values: tuple[str, int]) -> str:
-        self.steps.append(step)
-        self.values[step.name] = values
-        return step.name
-
-    def _step(self, node: fx.Node, operation: Any, sources: tuple[str, ...]) -> str | None:
-        """The name of the step of a node, or of the step it passes on; None when the node is not supported."""
-        kind, (values, n_units) = _kind(operation), self.values[sources[0]]
+    def _step(self, node: fx.Node, operation: Any, source: Step, *others: Step) -> Step | None:
+        """The step of a node, or the source it passes on; None when the node is not supported."""
+        kind, (values, n_units), sources = _kind(operation), source.values, (source.name, *(s.name for s in others))
         if kind == "passed":
-            return sources[0]
+            return source
         sizes: Any = node.args[1] if len(node.args) == 2 else node.args[1:]
         is_flat = isinstance(sizes, (tuple, list)) and len(sizes) == 2 and -1 in sizes  # one axis for each input
         if kind == "flattened" or (kind == "reshaped" and is_flat):
-            if values != "positions":
-                return sources[0]
-            return self._add(Step(node.name, sources, covariances=_mean_over_positions), ("flattened", n_units))
+            flat = Step(node.name, sources, ("flattened", n_units), covariances=_mean_over_positions)
+            return flat if values == "positions" else source
         if kind == "weights":
-            return self._add_weights(str(node.target), operation, sources[0])
-        if kind == "sum" and len(sources) == 2:
+            return self._weights(str(node.target), operation, source)
+        if kind == "sum" and len(others) == 1:
             if sources[0] == sources[1] or not self.weighted.keys() & set(sources) or "input" in sources:
                 raise ValueError(f"`net` must add branches one of which ends in its own layer; {node.name} does not.")
-            if self.values[sources[1]] != (values, n_units):
+            if others[0].values != source.values:
                 raise ValueError(f"`net` must add branches with the same units and positions; {node.name} does not.")
-            return self._add(Step(node.name, sources, covariances=torch.add), (values, n_units))
+            return Step(node.name, sources, source.values, covariances=torch.add)
         layer = _activation_layer(node, operation)
         if layer is None:
             return None
@@ -270,36 +253,32 @@ class _Reading:
             )
         if values == "flattened":
             raise ValueError("`net` must apply activations before it flattens positions: afterwards its units differ.")
-        return self._add(Step(node.name, sources, layer), (values, n_units))
+        return Step(node.name, sources, source.values, layer)
 
-    def _add_weights(self, name: str, module: Any, source: str) -> str:
+    def _weights(self, name: str, module: Any, source: Step) -> Step:
         step_name, patches = name.replace(".", "_"), None
         if step_name in self.weighted:
             raise ValueError(f"`net` must use each layer once; {name} is used again, with the same weights.")
-        values, on_positions = self.values[source][0], not isinstance(module, nn.Linear)
+        values, on_positions = source.values[0], not isinstance(module, nn.Linear)
         if on_positions != (values == "positions" or (values == "inputs" and self.convolutional)):
             raise ValueError("`net` must flatten its positions before a linear layer, and not before others.")
         if on_positions:
             if module.groups != 1 or module.padding_mode != "zeros":
                 raise ValueError("`net` must have convolutions of one group that are padded with zeros.")
-            convolve = next(_CONVOLUTIONS[kind] for kind in type(module).__mro__ if kind in _CONVOLUTIONS)
+            convolve = (F.conv1d, F.conv2d, F.conv3d)[len(module.kernel_size) - 1]
             geometry = {"stride": module.stride, "padding": module.padding, "dilation": module.dilation}
             patches = functools.partial(_patches, functools.partial(convolve, **geometry), module.kernel_size)
+        kept, n_inputs = self.kept.get(f"{name}.weight", stated_keep_prob(module)), module.weight[0].numel()
         scale = self.prior.of_weight(
-            name,
-            parameter="weight",
-            first=source == "input",
-            fan_in=module.weight[0].numel(),
-            keep_prob=self.kept.get(f"{name}.weight", stated_keep_prob(module)),
+            name, parameter="weight", first=values == "inputs", fan_in=n_inputs, keep_prob=kept
         )
         inverse = 0.0 if module.bias is None else self.prior.of_bias(name, parameter="bias")
         bias_scale = 1 / inverse if isinstance(inverse, Tensor) or inverse else 0.0
         # The inputs' covariance is a sum over them, the units' is that of one: a layer adds up K of them.
-        length_scale = scale if source == "input" else scale / module.weight.shape[1] ** 0.5
+        length_scale = scale if values == "inputs" else scale / module.weight.shape[1] ** 0.5
         self.weighted[step_name] = (name, module)
-        layer = Identity(length_scale, bias_scale)
-        axis = "positions" if on_positions else "units"
-        return self._add(Step(step_name, (source,), layer, patches), (axis, module.weight.shape[0]))
+        given = ("positions" if on_positions else "units", module.weight.shape[0])
+        return Step(step_name, (source.name,), given, Identity(length_scale, bias_scale), patches)
 
 
 def _patches(convolve: Callable[[Tensor, Tensor], Tensor], kernel: tuple[int, ...], covariance: Tensor) -> Tensor:

@@ -63,10 +63,9 @@ class Pairs:
         unit_x, unit_y = (z / norm.masked_fill(norm == 0, 1.0) for z, norm in ((x, norm_x), (y, norm_y)))
         # Distances by differences: the matrix-product form loses half the digits of nearly equal inputs.
         distance = functools.partial(torch.cdist, compute_mode="donot_use_mm_for_euclid_dist")
-        norm_y = norm_y.mT
         # sin θ = 2 sin(θ/2) cos(θ/2), and the two halves are the half-distances of the unit vectors.
-        area = 0.5 * distance(unit_x, unit_y) * distance(unit_x, -unit_y) * norm_x * norm_y
-        return cls(norm_x, norm_y, x @ y.mT, distance(x, y), area)
+        area = 0.5 * distance(unit_x, unit_y) * distance(unit_x, -unit_y) * norm_x * norm_y.mT
+        return cls(norm_x, norm_y.mT, x @ y.mT, distance(x, y), area)
 
     @classmethod
     def of_process(cls, variance_x: Tensor, covariance: Tensor, variance_y: Tensor) -> Self:
@@ -125,12 +124,7 @@ class Covariance(ABC):
         """A copy with the named parameters replaced."""
 
     def __call__(self, x: Tensor, y: Tensor | None = None) -> Tensor:
-        r"""The covariance matrix $\mathbf K(\mathbf X, \mathbf Y)$, `[..., x row, y row]`.
-
-        Args:
-            x: $\mathbf X$, `[..., x row, input]`.
-            y: $\mathbf Y$, `[..., y row, input]`; by default `x`.
-        """
+        r"""The covariance matrix $\mathbf K(\mathbf X, \mathbf Y)$, `[..., x row, y row]`; `y` is `x` by default."""
         x = self.parts(checked_inputs(x, "x"), "x")
         y = x if y is None else self.parts(checked_inputs(y, "y"), "y")
         if x.shape[-1] != y.shape[-1] or x.dtype != y.dtype:
@@ -158,11 +152,8 @@ class Covariance(ABC):
     def of_covariance(self, matrix: Tensor) -> Tensor:
         r"""The covariance matrix of this layer when its inputs are a process's values [GG16, sect:going_deep].
 
-        With $\mathbf F \sim \mathcal N(0, \mathbf K_1)$ feeding the layer, the matrix of
+        With $\mathbf F \sim \mathcal N(0, \mathbf K_1)$ of the given `matrix` feeding the layer, the matrix of
         $\mathbb E[\sigma(f_n / l + b) \sigma(f_m / l + b)]$: one step of the deep recursion.
-
-        Args:
-            matrix: $\mathbf K_1(\mathbf X, \mathbf X)$, square and symmetric.
         """
         matrix = checked_inputs(matrix, "matrix")
         if matrix.shape[-1] != matrix.shape[-2]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
-from dropbayes.layers import Prior, decays, is_bias, keep_probs, kl_is_weight_decay, trace, weight_decay, weight_layers
+from dropbayes.layers import Prior, decays, is_bias, keep_probs, kl_is_weight_decay, trace, weight_layers
 from dropbayes.predictive import predict
 from dropbayes.processes.exact import exact_process
 from dropbayes.processes.networks import NetworkCovariance
@@ -85,13 +85,8 @@ def theory_report(
     position, that multiplies no weight's input (on a residual branch, on attention weights), or that is drawn anew for
     a second use of the same weight is a draw of no distribution over weights.
 
-    Args:
-        net: Any network; it is not changed.
-        x: A batch of its input: a tensor, a tuple of positional or a dict of named arguments.
-        prior: The length-scales.
-        n_data: $N$, the number of training rows.
-        precision: $\tau$; 1 for classification.
-        row_axis: The axis of the rows in the inputs.
+    The network is not changed. `x` is a batch of its input (a tensor, a tuple of positional or a dict of named
+    arguments) with its rows on `row_axis`; `n_data` is $N$, `precision` is $\tau$, 1 for classification.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 1))
@@ -104,14 +99,11 @@ def theory_report(
     """
     check_n_data(n_data)
     check_positive("precision", precision)
-    traced = keep_probs(net, x)
     weights = []
-    for one in decays(net, prior=prior, keep_probs=traced):
+    for one in decays(net, prior=prior, keep_probs=keep_probs(net, x)):
         if is_bias(one.parameter):
             continue
-        p, scale, decay = one.keep_prob, float(one.length_scale), 0.0
-        if scale:  # λ‖M‖² with M = θ/p is λ/p² on the stored weight
-            decay = weight_decay(precision=precision, keep_prob=p, length_scale=scale, n_data=n_data) / p**2
+        p, scale, decay = one.keep_prob, float(one.length_scale), float(one.coefficient) / (2 * n_data * precision)
         reading = "flat" if scale == 0 else "Bayesian" if p < 1 else "MAP"
         weights.append(WeightReading(one.name, tuple(one.value.shape), p, scale, decay, reading))
     for name, module in weight_layers(net):
@@ -144,12 +136,7 @@ def _sites_outside(net: nn.Module, x: PyTree, row_axis: int) -> tuple[tuple[Site
 
 @dataclass(frozen=True)
 class VarianceRatio:
-    """The epistemic variances of a network and of its process at the same rows.
-
-    Args:
-        network: The variance over dropout draws, `[row]`.
-        process: The posterior variance of the process, `[row]`.
-    """
+    """The variance over the draws of a network, `[row]`, and the posterior variance of its process at the same rows."""
 
     network: Tensor
     process: Tensor
@@ -171,7 +158,7 @@ def variance_ratio(
     seed: int = 0,
     **options: Any,
 ) -> VarianceRatio:
-    r"""The variance of a trained network's dropout draws, and that of the exact process it tends to.
+    r"""The variance of a trained network's dropout draws at `x`, and that of the exact process it tends to.
 
     Args:
         net: The trained network, with one output.
@@ -184,12 +171,7 @@ def variance_ratio(
         **options: Further arguments of `predict`.
     """
     inputs, targets = data
-    process = exact_process(
-        covariance,
-        inputs.double().flatten(1),
-        targets.double().reshape(len(inputs)),
-        precision=precision,
-        output_bias=covariance.output_bias,
-    )
+    rows, y, bias = inputs.double().flatten(1), targets.double().reshape(len(inputs)), covariance.output_bias
+    process = exact_process(covariance, rows, y, precision=precision, output_bias=bias)
     prediction: Any = predict(net, x, n_draws=n_draws, seed=seed, **options)
     return VarianceRatio(prediction.epistemic.reshape(len(x)).double(), process.variance(x.double().flatten(1)))
