@@ -56,9 +56,8 @@ class Categorical(ClassLikelihood):
     def _check_classes(self, output: Tensor, axis: int) -> None:
         if output.dim() < -axis or output.shape[axis] < 2:
             raise ValueError(
-                "`likelihood` Categorical needs a logit for each of at least two classes along class_axis="
-                f"{axis}; got an output of shape {tuple(output.shape)}. For one logit (yes or no) use "
-                "Bernoulli()."
+                f"`likelihood` Categorical needs a logit for each of at least two classes along class_axis={axis}; "
+                f"got an output of shape {tuple(output.shape)}. For one logit (yes or no) use Bernoulli()."
             )
 
     def mean(self, output: Tensor) -> Tensor:
@@ -100,23 +99,19 @@ class Categorical(ClassLikelihood):
                 "`likelihood` Categorical(probabilities=True) needs outputs that are positive and sum to 1 over the "
                 "classes; the network's are not. Use Categorical() for logits."
             )
-        if y is not None and len(y):
-            n_classes = output.shape[axis]
-            if not (int(y.min()) >= 0 and int(y.max()) < n_classes):
-                raise ValueError(
-                    f"`y` must hold class labels from 0 to {n_classes - 1}, the network's classes; got labels from "
-                    f"{int(y.min())} to {int(y.max())}."
-                )
+        if y is not None and len(y) and not (int(y.min()) >= 0 and int(y.max()) < output.shape[axis]):
+            raise ValueError(
+                f"`y` must hold class labels from 0 to {output.shape[axis] - 1}, the network's classes; got labels "
+                f"from {int(y.min())} to {int(y.max())}."
+            )
 
     def class_probabilities(self, mean: Tensor) -> Tensor:
         return mean.movedim(self.axis, -1)
 
     def sample(self, output: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        probabilities = self.mean(output).movedim(self.axis, -1)
-        labels = torch.multinomial(
-            probabilities.reshape(-1, probabilities.shape[-1]), 1, replacement=True, generator=generator
-        )
-        return labels.reshape(probabilities.shape[:-1])
+        probabilities = self.class_probabilities(self.mean(output))
+        rows = probabilities.reshape(-1, probabilities.shape[-1])
+        return torch.multinomial(rows, 1, generator=generator).reshape(probabilities.shape[:-1])
 
 
 @dataclass(frozen=True)
@@ -186,8 +181,7 @@ class Poisson(Likelihood):
     def mean(self, output: Tensor) -> Tensor:
         return output.exp()
 
-    def variance(self, output: Tensor) -> Tensor:
-        return output.exp()
+    variance = mean
 
     def log_density(self, output: Tensor, y: Tensor) -> Tensor:
         check_targets(output, y)

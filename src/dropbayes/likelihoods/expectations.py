@@ -14,11 +14,8 @@ from dropbayes.likelihoods.observation import Likelihood
 def predictive_mean(likelihood: Likelihood, draws: Tensor) -> Tensor:
     r"""The predictive mean $\mathbb E[\mathbf y^*]$: the mean of the likelihood's mean over draws.
 
-    [GG16, prop:mean]: MC dropout's estimate. Weight averaging ("standard dropout") is the network in evaluation mode.
-
-    Args:
-        likelihood: $p(\mathbf y \mid \widehat{\mathbf y})$.
-        draws: The network's outputs $\widehat{\mathbf y}_t$, `[draw, row, *event]`.
+    [GG16, prop:mean]: MC dropout's estimate from the outputs $\widehat{\mathbf y}_t$, `[draw, row, *event]`. Weight
+    averaging ("standard dropout") is the network in evaluation mode.
 
     Example:
         >>> predictive_mean(Gaussian(1.0), torch.tensor([[[1.0]], [[4.0]]]))

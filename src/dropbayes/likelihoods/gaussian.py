@@ -49,8 +49,7 @@ class Gaussian(Likelihood):
         self._check_outputs(output)
         tau = self.precision
         log_tau = tau.log() if isinstance(tau, Tensor) else math.log(tau)
-        per_element = 0.5 * (log_tau - math.log(2 * math.pi) - tau * (y - output).square())
-        return sum_events(per_element, y)
+        return sum_events(0.5 * (log_tau - math.log(2 * math.pi) - tau * (y - output).square()), y)
 
     def sample(self, output: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         noise = torch.randn(output.shape, generator=generator, dtype=output.dtype, device=output.device)

@@ -29,7 +29,6 @@ class Likelihood(ABC):
 
     def for_output(self, n_axes: int) -> Likelihood:
         """This likelihood for outputs of `n_axes` axes, rows first, whatever axes of draws come before them."""
-        del n_axes
         return self
 
     def check(self, output: Tensor, y: Tensor | None = None) -> None:  # noqa: B027 - most accept any values

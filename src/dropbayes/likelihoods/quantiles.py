@@ -66,8 +66,7 @@ class Quantiles(Likelihood):
 
     def variance(self, output: Tensor) -> Tensor:
         q, masses, below, above = self._pieces(output)
-        centre = self.mean(output)
-        q = q - centre[..., None]  # squares of deviations, so that a large mean costs no accuracy
+        q = q - self.mean(output)[..., None]  # squares of deviations, so that a large mean costs no accuracy
         low, high = q[..., :-1], q[..., 1:]
         inside = (masses * (low.square() + low * high + high.square()) / 3).sum(-1)
         lower = (q[..., 0] - below).square() + below.square()  # a shifted exponential: its mean's square and variance
@@ -82,9 +81,8 @@ class Quantiles(Likelihood):
                 f"{tuple(y.shape)} against output {tuple(output.shape)}."
             )
         at = y.to(output.dtype).expand(output.shape[:-1])
-        widths = q.diff(dim=-1)
         piece = (torch.searchsorted(q.contiguous(), at[..., None].contiguous()) - 1).clamp(0, len(self.levels) - 2)
-        density = (masses.log() - widths.log()).gather(-1, piece).squeeze(-1)
+        density = (masses.log() - q.diff(dim=-1).log()).gather(-1, piece).squeeze(-1)
         beyond = (q[..., 0] - at).clamp(min=0) / below + (at - q[..., -1]).clamp(min=0) / above
         return sum_events(density - beyond, y)
 
@@ -102,12 +100,7 @@ class Quantiles(Likelihood):
         return low + share * (high - low) + lower + upper
 
     def pinball_loss(self, output: Tensor, y: Tensor) -> Tensor:
-        r"""The loss $\sum_k \max(\alpha_k (y - q_k), (\alpha_k - 1)(y - q_k))$ of each row, least at the quantiles.
-
-        Args:
-            output: The quantiles, `[..., row, *event, level]`.
-            y: The outcomes, `[row, *event]`.
-        """
+        r"""The loss $\sum_k \max(\alpha_k (y - q_k), (\alpha_k - 1)(y - q_k))$ of each row, least at the quantiles."""
         levels = output.new_tensor(self.levels)
         excess = y.to(output.dtype)[..., None] - output
         return sum_events(torch.maximum(levels * excess, (levels - 1) * excess).sum(-1), y)

@@ -26,12 +26,7 @@ def weighted_mean(values: Tensor, sample_weight: Array | None) -> Tensor:
 
 
 def weighted_quantile(values: Tensor, weight: Tensor, mass: Tensor) -> Tensor:
-    """The smallest value whose cumulative weight is at least `mass`; infinite if the total weight is less.
-
-    Args:
-        values: The value of each row, `[row]`.
-        weight: The weight of each row in float64, `[row]`.
-        mass: The weight to reach, of any shape.
+    """The smallest of `[row]` values whose cumulative weight is at least `mass`; infinite if the total weight is less.
 
     Examples:
         >>> values, weight = torch.tensor([3.0, 1.0, 2.0]), torch.ones(3, dtype=torch.float64)

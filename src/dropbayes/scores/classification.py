@@ -87,8 +87,7 @@ def adaptive_calibration_error(
     r"""The expected calibration error over bins of *equal mass*: as many rows in each, by rank of confidence.
 
     Confident models put nearly all rows in one equal-width bin; equal mass resolves them. Rows of equal confidence stay
-    together, in the bin of their mean rank, so that the error does not depend on the order of the rows; without ties
-    the sizes of the bins differ by at most one row.
+    together, in the bin of their mean rank; without ties the sizes of the bins differ by at most one row.
 
     Examples:
         >>> adaptive_calibration_error(torch.tensor([[0.2, 0.8], [0.3, 0.7]]), torch.tensor([1, 0]), n_bins=2)

@@ -113,13 +113,8 @@ def variogram_score(draws: Array, y: Array, *, order: float = 0.5) -> Tensor:
 
     $$\sum_{i,j} \Big(|y_i - y_j|^p - \tfrac1T \sum_t |\widehat y_{ti} - \widehat y_{tj}|^p\Big)^2$$
 
-    [Scheuerer & Hamill 2015]. It detects wrong correlations but not a bias common to all outputs: use it together with
-    `energy_score`.
-
-    Args:
-        draws: Draws of the targets, observation noise included, `[draw, row, output]`.
-        y: The observed targets, `[row, output]`.
-        order: The power $p$ of the differences.
+    [Scheuerer & Hamill 2015], with the power $p$ `order`. It detects wrong correlations but not a bias common to all
+    outputs: use it together with `energy_score`, on the same draws.
 
     Examples:
         >>> variogram_score(torch.tensor([[[0.0, 1.0]]]), torch.tensor([[0.0, 4.0]]))

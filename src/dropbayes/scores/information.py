@@ -117,11 +117,8 @@ class Outcomes:
     @staticmethod
     def of_no_rows(probability_draws: Tensor) -> Outcomes:
         """The single outcome of an empty batch, with probability 1 and equal draw weights."""
-        n_draws = probability_draws.shape[0]
-        return Outcomes(
-            probability_draws.new_ones(1, dtype=torch.float64),
-            probability_draws.new_full((1, n_draws), 1 / n_draws, dtype=torch.float64),
-        )
+        weights = probability_draws.new_ones(1, len(probability_draws), dtype=torch.float64)
+        return Outcomes(weights[:, 0], weights / len(probability_draws))
 
     def information(self, probability_draws: Tensor) -> Tensor:
         r"""The information a further row would add, $\mathbb E_{\mathbf y} I[y'; \omega \mid \mathbf y]$, `[row]`."""
@@ -161,15 +158,9 @@ def joint_mutual_information(probability_draws: Array, *, max_outcomes: int = OU
 
     $$I[\mathbf y; \omega] = H\Big[\tfrac1T \sum_t \prod_b p_t(y_b)\Big] - \sum_b \tfrac1T \sum_t H[p_t(y_b)]$$
 
-    Redundant rows count once, unlike in the sum of their individual mutual informations. The
-    product needs draws that are *functions*: take them with `masks="shared"`. The value is exact for up to
-    `max_outcomes` joint labels, an unbiased Monte Carlo estimate beyond, and never above $\log T$: take
-    $T \gg e^{I}$ draws.
-
-    Args:
-        probability_draws: Class probabilities `[draw, row, class]`, the same function along each draw.
-        max_outcomes: The maximum number of joint labels to enumerate, and the sample size beyond.
-        seed: The seed of the sampled labels.
+    Redundant rows count once, unlike in the sum of their individual mutual informations. The product needs draws that
+    are *functions*: take them with `masks="shared"`. The value is exact for up to `max_outcomes` joint labels, an
+    unbiased Monte Carlo estimate from as many sampled ones beyond, and never above $\log T$: take $T \gg e^{I}$ draws.
 
     Examples:
         >>> once = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])
@@ -177,9 +168,7 @@ def joint_mutual_information(probability_draws: Array, *, max_outcomes: int = OU
         >>> mutual_information(twice).sum(), joint_mutual_information(twice)
         (tensor(1.3863), tensor(0.6931, dtype=torch.float64))
     """
-    draws = _draws(probability_draws)
-    if draws.dim() != 3:
-        raise ValueError(f"`probability_draws` must be shaped [draw, row, class]; got {tuple(draws.shape)}.")
+    draws = class_probabilities("probability_draws", probability_draws, axes="[draw, row, class]")
     check_count("max_outcomes", max_outcomes)
     generator = random_generator(seed)
     outcomes = Outcomes.of_no_rows(draws)

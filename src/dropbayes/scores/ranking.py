@@ -125,11 +125,10 @@ def risk_coverage(uncertainty: Array, loss: Array, *, sample_weight: Array | Non
     weight = row_weights(sample_weight, len(scores), like=scores)
     counted = weight > 0
     scores, losses, weight = scores[counted], losses[counted].double(), weight[counted]
-    _, group = scores.unique(return_inverse=True)
+    group = scores.unique(return_inverse=True)[1]
     total, mass = (torch.zeros_like(weight).index_add(0, group, values) for values in (weight * losses, weight))
     order, oracle_order = scores.argsort(stable=True), losses.argsort(stable=True)
-    share = (total / mass)[group]
-    risk, area = _risk(share[order], weight[order])
+    risk, area = _risk((total / mass)[group][order], weight[order])
     oracle_risk, oracle_area = _risk(losses[oracle_order], weight[oracle_order])
     retained = weight[order].cumsum(0)
     curves = (retained / retained[-1], risk, oracle_risk, area, oracle_area)
