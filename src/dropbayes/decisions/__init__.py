@@ -5,19 +5,30 @@ unsure, explore by Thompson sampling. All take tensors or plain callables; draws
 chooses the rows to query, in active learning and in Bayesian optimisation.
 """
 
-from dropbayes.decisions.actions import (
-    CascadeFrontier,
-    CascadePoint,
-    DeferralRule,
-    action_probabilities,
-    cascade,
-    cascade_frontier,
-    deferral_for_risk,
-    deferral_for_workload,
-    expected_cost,
-    least_cost_action,
-    thompson_action,
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dropbayes.runtime.validation import (
+    Array,
+    check_count,
+    check_positive,
+    check_probability,
+    check_values,
+    class_probabilities,
+    finite_tensor,
+    float_tensor,
+    random_generator,
+    row_counts,
+    row_values,
+    row_weights,
 )
+from dropbayes.scores.averages import weighted_quantile
 
 __all__ = [
     "CascadeFrontier",
@@ -32,3 +43,337 @@ __all__ = [
     "least_cost_action",
     "thompson_action",
 ]
+
+
+@dataclass(frozen=True)
+class DeferralRule:
+    """Defer the rows more uncertain than a threshold.
+
+    Args:
+        threshold: Rows with a larger uncertainty are deferred.
+        guarantee: The guarantee in words, with its assumptions.
+    """
+
+    threshold: float
+    guarantee: str
+
+    def defers(self, uncertainty: Array) -> Tensor:
+        """True for the rows to hand over, shaped like `uncertainty`; a NaN uncertainty is handed over."""
+        return ~(float_tensor(uncertainty).double() <= self.threshold)
+
+
+def deferral_for_workload(uncertainty: Array, *, fraction: float, sample_weight: Array | None = None) -> DeferralRule:
+    r"""The rule that hands over a new row with probability at most `fraction`.
+
+    The threshold is the $\lceil (1 - \text{fraction})(n+1) \rceil$-th smallest of $n$ held-out uncertainties. For new
+    rows exchangeable with them the probability of deferral is at most `fraction`, and without ties above
+    $\text{fraction} - 1/(n+1)$.
+
+    Args:
+        uncertainty: Uncertainties of held-out rows, `[row]`.
+        fraction: The share of the work a person can take.
+        sample_weight: The weight of each held-out row; a new row has weight 1.
+
+    Examples:
+        >>> rule = deferral_for_workload(torch.arange(99.0), fraction=0.1)
+        >>> rule.threshold, rule.defers(torch.tensor([50.0, 95.0]))
+        (89.0, tensor([False,  True]))
+    """
+    scores = _held_out(uncertainty)
+    check_probability("fraction", fraction, closed=True)
+    weight = row_weights(sample_weight, len(scores), like=scores)
+    threshold = weighted_quantile(scores, weight, (1 - fraction) * (weight.sum() + 1))
+    return DeferralRule(
+        float(threshold) if fraction < 1 else -math.inf,
+        f"A new row exchangeable with the {len(scores)} held-out rows is deferred with probability at most "
+        f"{fraction:g}.",
+    )
+
+
+def deferral_for_risk(
+    uncertainty: Array,
+    loss: Array,
+    *,
+    target: float,
+    largest_loss: float = 1.0,
+    confidence: float = 0.95,
+    n_candidates: int = 100,
+    seed: int = 0,
+    sample_weight: Array | None = None,
+) -> DeferralRule:
+    r"""The rule that defers least while the mean loss of the rows *kept* is certified to be at most `target`.
+
+    Learn then Test by fixed sequences [Angelopoulos et al. 2021]. A tenth of the held-out rows sets the candidate
+    thresholds, by their uncertainties alone. On the other rows three sequences of tests run upward. Two start at the
+    thresholds that keep two and four times the fewest rows that can certify the target, the third at the lowest;
+    each test has a third of the level $1 - \text{confidence}$, and a sequence ends at its first failure. Given a
+    threshold, the $m$ rows below it are independent, and the p-value of "the mean loss exceeds the target" is the
+    binomial $P(\mathrm{Bin}(m, \text{target}) \le \sum \ell)$ for losses of 0 or 1, that of Hoeffding and Bentkus for
+    other losses. With probability at least `confidence` over the held-out rows, the mean loss of new rows from the same
+    distribution that are kept is at most `target`. Where nothing can be certified the rule defers every row, and its
+    `guarantee` says so.
+
+    Args:
+        uncertainty: Uncertainties of held-out rows the network was not fitted to, `[row]`.
+        loss: The loss of each row, from 0 to `largest_loss`, `[row]`: whether it was wrong (then its mean is the error
+            rate), a cost, a missed share.
+        target: The mean loss to stay below among the rows kept.
+        largest_loss: The largest possible loss.
+        confidence: The probability that the guarantee holds.
+        n_candidates: The number of thresholds to choose from; testing in sequence needs no correction for their number.
+        seed: The seed of the split of the held-out rows.
+        sample_weight: The number of independent rows that each row stands for, an integer.
+
+    Examples:
+        >>> uncertainty = torch.linspace(0, 1, 2000)
+        >>> rule = deferral_for_risk(uncertainty, uncertainty > 0.8, target=0.02)  # at most 2 % wrong
+        >>> 0.75 < rule.threshold < 0.82
+        True
+        >>> rule = deferral_for_risk(uncertainty, uncertainty.square(), target=0.1)  # x² averages 0.1 up to x = 0.55
+        >>> 0.45 < rule.threshold < 0.55
+        True
+    """
+    scores = _held_out(uncertainty)
+    losses = row_values("loss", loss, n_rows=len(scores)).detach().double().cpu()
+    check_positive("largest_loss", largest_loss)
+    check_values("loss", losses, at_most=largest_loss)
+    check_probability("target", target / largest_loss if isinstance(target, (int, float)) else target)
+    check_probability("confidence", confidence)
+    check_count("n_candidates", n_candidates)
+    counts = row_counts(sample_weight, len(scores), like=scores)
+    scores, losses = scores.repeat_interleave(counts), losses.repeat_interleave(counts)
+    share, unit = target / largest_loss, losses / largest_loss
+    order = torch.randperm(len(scores), generator=random_generator(seed))
+    pilot, rest = order[: len(scores) // 10], order[len(scores) // 10 :]
+    levels = torch.arange(1, n_candidates, dtype=torch.float64) / n_candidates
+    thresholds = [*(scores[pilot].quantile(levels).tolist() if len(pilot) else []), math.inf]
+    starts = (2.0, 4.0, math.inf)  # of the sequences of tests, in rows that just certify the target
+    level = (1 - confidence) / len(starts)
+    fewest = math.log(level) / math.log1p(-share)  # rows without a loss that just certify the target
+    certified, loss_name = None, "error rate" if losses.unique().tolist() in ([0], [1], [0, 1]) else "mean loss"
+    for start in starts:
+        first = math.ceil(min(1.0, start * fewest / max(1, len(rest))) * len(thresholds)) - 1
+        for threshold in thresholds[max(0, first) :]:
+            if _p_value(unit[rest][scores[rest] <= threshold], share) > level:
+                break
+            certified = threshold if certified is None else max(certified, threshold)
+    if certified is None:
+        return DeferralRule(
+            -math.inf,
+            f"No threshold could be certified to keep the {loss_name} at {target:g} with {len(scores)} held-out rows: "
+            "every row is deferred.",
+        )
+    return DeferralRule(
+        certified,
+        f"With probability at least {confidence:g} over the {len(scores)} held-out rows, the {loss_name} among new "
+        f"rows kept is at most {target:g} (rows independent, from one distribution).",
+    )
+
+
+def _p_value(losses: Tensor, target: float) -> float:
+    """The p-value of "the mean loss of rows like these exceeds the target"."""
+    import scipy.stats
+
+    n_kept = len(losses)
+    if not n_kept:
+        return 1.0
+    total, mean = float(losses.sum()), min(float(losses.mean()), target)
+    if bool(((losses == 0) | (losses == 1)).all()):
+        return float(scipy.stats.binom.cdf(round(total), n_kept, target))
+    # Hoeffding's bound in terms of the relative entropy, and Bentkus's in terms of the binomial.
+    entropy = (1 - mean) * math.log((1 - mean) / (1 - target)) + (mean * math.log(mean / target) if mean else 0.0)
+    bentkus = math.e * float(scipy.stats.binom.cdf(math.ceil(total - 1e-9), n_kept, target))
+    return min(1.0, math.exp(-n_kept * entropy), bentkus)
+
+
+def _held_out(uncertainty: Array) -> Tensor:
+    """The uncertainties of held-out rows, `[row]` in double precision; they may be infinite."""
+    return row_values("uncertainty", uncertainty, infinite=True).detach().double().cpu()
+
+
+@dataclass(frozen=True)
+class CascadePoint:
+    """One setting of a cascade: escalate rows above `threshold`, at this mean cost and loss per row."""
+
+    threshold: float
+    escalated: float
+    cost: float
+    loss: float
+
+
+@dataclass(frozen=True)
+class CascadeFrontier:
+    """The cost and the loss of a cascade at every threshold, from escalating nothing to escalating everything.
+
+    Args:
+        threshold: Rows more uncertain than it are escalated, `[point]`, in decreasing order.
+        escalated: The share of rows escalated.
+        cost: The mean cost per row.
+        loss: The mean loss per row.
+    """
+
+    threshold: Tensor
+    escalated: Tensor
+    cost: Tensor
+    loss: Tensor
+
+    def __getitem__(self, index: int) -> CascadePoint:
+        return CascadePoint(*(float(axis[index]) for axis in (self.threshold, self.escalated, self.cost, self.loss)))
+
+    def cheapest_within(self, tolerance: float) -> CascadePoint:
+        """The cheapest point whose loss is at most the costly network's plus `tolerance`.
+
+        The point is selected on these rows: on new rows its loss is similar, without a guarantee.
+        """
+        good = (self.loss <= self.loss[-1] + tolerance + 1e-12).nonzero().squeeze(1)
+        return self[int(good[self.cost[good].argmin()])]
+
+
+def cascade_frontier(
+    uncertainty: Array,
+    cheap_loss: Array,
+    costly_loss: Array,
+    *,
+    cheap_cost: float,
+    costly_cost: float,
+    sample_weight: Array | None = None,
+) -> CascadeFrontier:
+    r"""The frontier of cost and loss when the costly network answers only where the cheap one is unsure.
+
+    At threshold $\theta$ the cost is $c_\text{cheap} + P(u > \theta)\, c_\text{costly}$ (every row pays for the cheap),
+    the loss $\mathbb E[\ell_\text{cheap} \mathbb 1(u \le \theta) + \ell_\text{costly} \mathbb 1(u > \theta)]$.
+
+    Args:
+        uncertainty: The cheap network's uncertainty on held-out rows, `[row]`.
+        cheap_loss: Its loss (1 for an error), `[row]`.
+        costly_loss: The costly network's loss on the same rows, `[row]`.
+        cheap_cost: The cost of one cheap answer (multiplications, milliseconds, ...).
+        costly_cost: The cost of one costly answer, in the same unit.
+        sample_weight: The weight of each row.
+
+    Examples:
+        >>> frontier = cascade_frontier(
+        ...     torch.tensor([0.25, 0.5, 0.9, 0.8]), torch.tensor([0.0, 0.0, 1.0, 1.0]), torch.zeros(4),
+        ...     cheap_cost=1, costly_cost=10)
+        >>> frontier.cheapest_within(0.0)
+        CascadePoint(threshold=0.5, escalated=0.5, cost=6.0, loss=0.0)
+    """
+    scores = _held_out(uncertainty)
+    cheap, costly = (
+        row_values(name, loss, n_rows=len(scores)).detach().double().cpu()
+        for name, loss in (("cheap_loss", cheap_loss), ("costly_loss", costly_loss))
+    )
+    for name, cost in (("cheap_cost", cheap_cost), ("costly_cost", costly_cost)):
+        check_positive(name, cost, allow_zero=True)
+    weight = row_weights(sample_weight, len(scores), like=scores)
+    levels, group = scores.unique(return_inverse=True)
+    nothing = torch.zeros(1, dtype=torch.float64)
+
+    def sums_up_to_level(values: Tensor) -> Tensor:
+        sums = torch.zeros(len(levels), dtype=torch.float64).index_add(0, group, weight * values)
+        return torch.cat([nothing, sums.cumsum(0)])
+
+    total = weight.sum()
+    loss = (sums_up_to_level(cheap) + (weight * costly).sum() - sums_up_to_level(costly)) / total
+    escalated = 1 - sums_up_to_level(torch.ones_like(cheap)) / total
+    threshold = torch.cat([nothing - math.inf, levels])
+    return CascadeFrontier(
+        threshold.flip(0), escalated.flip(0), (cheap_cost + escalated * costly_cost).flip(0), loss.flip(0)
+    )
+
+
+def cascade(
+    x: Tensor, cheap: Callable[[Tensor], tuple[Tensor, Tensor]], *, costly: Callable[[Tensor], Tensor], threshold: float
+) -> tuple[Tensor, Tensor]:
+    """The cheap network's output, replaced by the costly one's on the rows where the cheap one is unsure, and those.
+
+    Args:
+        x: Input rows.
+        cheap: A function of rows that returns (output, uncertainty `[row]`).
+        costly: A function of rows that returns an output of the same shape; it sees the uncertain rows only.
+        threshold: Rows with a larger uncertainty are escalated (`CascadeFrontier.cheapest_within`).
+
+    Examples:
+        >>> cheap = lambda x: (torch.zeros(len(x)), x.abs())
+        >>> cascade(torch.tensor([0.1, 5.0]), cheap, costly=lambda x: 10 * x, threshold=1.0)
+        (tensor([ 0., 50.]), tensor([False,  True]))
+    """
+    if not isinstance(threshold, (int, float)) or math.isnan(threshold):
+        raise ValueError(f"`threshold` must be a number; got {threshold!r}.")
+    output, uncertainty = cheap(x)
+    escalated = DeferralRule(threshold, "").defers(uncertainty)
+    if escalated.shape != output.shape[:1]:
+        raise ValueError(
+            f"`cheap` must return an uncertainty [row] beside its output; got {tuple(escalated.shape)} beside "
+            f"{tuple(output.shape)}."
+        )
+    if escalated.any():
+        answers = costly(x[escalated])
+        if answers.shape != output[escalated].shape:
+            raise ValueError(
+                f"`costly` must return outputs of the cheap one's shape; got {tuple(answers.shape)} for "
+                f"{tuple(output[escalated].shape)}."
+            )
+        output = output.clone()
+        output[escalated] = answers.to(output.dtype)
+    return output, escalated
+
+
+def thompson_action(function_draw: Callable[[Tensor], Tensor], state: Tensor) -> Tensor:
+    r"""Thompson's action $\arg\max_a Q_\omega(s, a)$ for one function $\omega \sim q(\omega)$, a draw of any Q-network.
+
+    Use one draw (`function_draw`), from states `[row, ...]` to the values of all actions on the last axis, for a step
+    or an episode, then take another: an action `[row]` is then chosen with the probability that it is the best
+    (`action_probabilities`).
+
+    Examples:
+        >>> thompson_action(lambda s: torch.stack([s, 1 - s], -1), torch.tensor([0.2, 0.9]))
+        tensor([1, 0])
+    """
+    return finite_tensor("function_draw", function_draw(state), axes="[row, action]").argmax(-1)
+
+
+def action_probabilities(value_draws: Array) -> Tensor:
+    r"""The probability that each action is the best, $P_\omega(a = \arg\max_{a'} Q_\omega(s, a'))$: Thompson's policy.
+
+    From the action values of every draw, `[draw, row, action]`, the probabilities `[row, action]`.
+
+    Examples:
+        >>> action_probabilities(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]], [[3.0, 2.0]], [[5.0, 1.0]]]))
+        tensor([[0.7500, 0.2500]])
+    """
+    values = finite_tensor("value_draws", value_draws, axes="[draw, row, action]")
+    best = torch.nn.functional.one_hot(values.argmax(-1), values.shape[-1])
+    return best.to(values.dtype).mean(0)
+
+
+def expected_cost(probabilities: Array, cost: Array) -> Tensor:
+    r"""The expected cost of each action, $\sum_c p_c\, \text{cost}_{c a}$, `[row, action]`.
+
+    Args:
+        probabilities: Predictive probabilities, `[row, class]`.
+        cost: The cost of each action where each class is true, `[class, action]`. Add a column for "ask a person".
+
+    Examples:
+        >>> expected_cost(torch.tensor([[0.9, 0.1]]), torch.tensor([[0.0, 1.0], [20.0, 0.0]]))
+        tensor([[2.0000, 0.9000]])
+    """
+    predicted = class_probabilities("probabilities", probabilities)
+    costs = finite_tensor("cost", cost, axes="[class, action]")
+    if predicted.shape[1] != costs.shape[0]:
+        raise ValueError(
+            f"`cost` must have a row for each of the {predicted.shape[1]} classes; got shape {tuple(costs.shape)}."
+        )
+    return predicted @ costs.to(predicted)
+
+
+def least_cost_action(probabilities: Array, cost: Array) -> Tensor:
+    r"""The action of least expected cost, $\arg\min_a \sum_c p_c\, \text{cost}_{c a}$, `[row]`.
+
+    Optimal for the given costs when the probabilities are calibrated; recalibrate first (`calibration.temperature`).
+
+    Examples:
+        >>> least_cost_action(torch.tensor([[0.9, 0.1]]), torch.tensor([[0.0, 1.0], [20.0, 0.0]]))
+        tensor([1])
+    """
+    return expected_cost(probabilities, cost).argmin(-1)

@@ -53,14 +53,8 @@ def batch_bald_queries(
     r"""The rows whose labels *together* would teach most, chosen greedily by $I[y_1, \dots, y_B; \omega]$ (BatchBALD).
 
     The joint information is submodular, so the greedy batch has at least $1 - 1/e$ of the best batch's (while the joint
-    labels are enumerated; see `joint_mutual_information`). Row indices, `[query]`, in the order chosen. Needs draws
-    with `masks="shared"`.
-
-    Args:
-        probability_draws: Class probabilities of the pool, `[draw, row, class]`, the same function along each draw.
-        n_queries: The number of rows to query.
-        max_outcomes: The most joint labels to enumerate, and the sample size beyond.
-        seed: The seed of the sampled labels.
+    labels are enumerated; see `joint_mutual_information` for the other arguments). Row indices, `[query]`, in the order
+    chosen. Needs draws with `masks="shared"`.
 
     Examples:
         >>> sure = torch.eye(2)[[0, 0, 1, 1]]
@@ -91,13 +85,9 @@ def variance_queries(draws: Array, n_queries: int, *, noise_variance: float) -> 
     r"""The rows whose targets together would teach most under a Gaussian fit to the draws, chosen greedily, `[query]`.
 
     Each step takes the row of largest epistemic variance *given the rows chosen before*, which greedily maximises
-    $\tfrac12 \log\det(\mathbf I + \Sigma/v)$ with $\Sigma$ the draws' covariance between rows.
-    Needs draws with `masks="shared"`.
-
-    Args:
-        draws: Outputs of the pool, `[draw, row]`, the same function along each draw.
-        n_queries: The number of rows to query.
-        noise_variance: The observation variance $v = \tau^{-1}$; with $v \to \infty$ this is ranking by variance alone.
+    $\tfrac12 \log\det(\mathbf I + \Sigma/v)$ with $\Sigma$ the covariance between rows of the draws `[draw, row]`,
+    which need `masks="shared"`.
+    The `noise_variance` of an observation is $v = \tau^{-1}$; with $v \to \infty$ this is ranking by variance alone.
 
     Examples:
         >>> draws = torch.tensor([[3.0, 3.0, 1.0], [-3.0, -3.0, 1.0], [3.0, 3.0, -1.0], [-3.0, -3.0, -1.0]])
@@ -128,11 +118,8 @@ def expected_information_gain(pool_draws: Array, target_draws: Array) -> Tensor:
     \bar p(y)\,\bar p(y_*)\Big)$$
 
     [Bickford Smith et al. 2023]. Mutual information with the function (BALD) also counts information about
-    outliers and irrelevant regions; this counts only what changes the target predictions.
-
-    Args:
-        pool_draws: Class probabilities of the pool, `[draw, row, class]`, the same function along each draw.
-        target_draws: Class probabilities of rows like those to be predicted, `[draw, target, class]`, the same draws.
+    outliers and irrelevant regions; this counts only what changes the target predictions, of rows like those to be
+    predicted. Both are class probabilities under the same draws, `[draw, row, class]` and `[draw, target, class]`.
 
     Examples:
         >>> pool = torch.tensor([[[1.0, 0.0], [1.0, 0.0]], [[0.0, 1.0], [1.0, 0.0]]])
@@ -165,13 +152,8 @@ def stochastic_queries(scores: Array, n_queries: int, *, power: float = 1.0, see
     r"""Rows `[query]` drawn without replacement in proportion to their score to a power (PowerBALD of informations).
 
     The rows of largest $\beta \log s_n + \epsilon_n$ with Gumbel noise ε [Kirsch et al. 2023]: a batch as diverse as
-    the scores allow, for the cost of a sort. With $\beta \to \infty$ these are the rows of the largest scores.
-
-    Args:
-        scores: The score of each pool row, 0 or more, `[row]` (`information.mutual_information`, a variance, ...).
-        n_queries: The number of rows to query.
-        power: The power β.
-        seed: The seed of the noise.
+    the scores `[row]`, 0 or more, allow (`information.mutual_information`, a variance, ...), for the cost of a sort.
+    With the `power` $\beta \to \infty$ these are the rows of the largest scores.
 
     Examples:
         >>> stochastic_queries(torch.tensor([0.0, 1.0, 0.0, 1.0]), 2).sort().values
@@ -194,13 +176,8 @@ def badge_queries(probabilities: Array, features: Array, n_queries: int, *, seed
     The embedding of a row is the gradient of its loss in the last layer's weights if the predicted class were true,
     $(p - e_{\hat y}) \otimes h$ [Ash et al. 2020]: long where the network is unsure, its direction the row's features.
     The first row has the longest embedding; each further one is drawn in proportion to its squared distance from
-    those before. Inner products of embeddings factorise, so the outer products are never formed.
-
-    Args:
-        probabilities: Predictive probabilities of the pool, `[row, class]`.
-        features: The inputs of the last layer, `[row, feature]`.
-        n_queries: The number of rows to query.
-        seed: The seed of the draws.
+    those before. Inner products of embeddings factorise, so the outer products are never formed. `features` are the
+    inputs of the last layer, `[row, feature]`.
 
     Examples:
         >>> p = torch.tensor([[0.5, 0.5], [0.5, 0.5], [0.5, 0.5], [1.0, 0.0]])
@@ -222,17 +199,13 @@ def badge_queries(probabilities: Array, features: Array, n_queries: int, *, seed
         last = chosen[-1]
         product = (residual @ residual[last]) * (hidden @ hidden[last])
         distance = torch.minimum(distance, (squares + squares[last] - 2 * product).clamp_min(0))
-        weight = distance.clone()
-        weight[weight < 1e-12 * squares.max()] = 0  # a row equal to one chosen differs from it by rounding alone
+        weight = distance.where(distance >= 1e-12 * squares.max(), 0)  # a repeat differs by rounding alone
         weight[chosen] = 0
         if not bool((weight > 0).any()):  # only repeats are left
             weight = torch.ones_like(weight)
             weight[chosen] = 0
         chosen.append(int(torch.multinomial(weight.cpu(), 1, generator=generator)))
     return torch.tensor(chosen)
-
-
-# --- Bayesian optimisation -------------------------------------------------------------------------------------------
 
 
 def expected_improvement(draws: Array, *, best: float) -> Tensor:
@@ -245,7 +218,7 @@ def expected_improvement(draws: Array, *, best: float) -> Tensor:
         >>> expected_improvement(torch.tensor([[0.0, 1.0], [2.0, 1.0]]), best=1.0)
         tensor([0.5000, 0.0000])
     """
-    return (_values(draws) - _best(best)).clamp_min(0).mean(0)
+    return _improvements(draws, best).clamp_min(0).mean(0)
 
 
 def probability_of_improvement(draws: Array, *, best: float) -> Tensor:
@@ -255,8 +228,8 @@ def probability_of_improvement(draws: Array, *, best: float) -> Tensor:
         >>> probability_of_improvement(torch.tensor([[0.0, 1.0], [2.0, 1.0]]), best=0.5)
         tensor([0.5000, 1.0000])
     """
-    values = _values(draws)
-    return (values > _best(best)).to(values.dtype).mean(0)
+    improvements = _improvements(draws, best)
+    return (improvements > 0).to(improvements.dtype).mean(0)
 
 
 def upper_confidence_bound(draws: Array, *, exploration: float = 2.0) -> Tensor:
@@ -267,21 +240,17 @@ def upper_confidence_bound(draws: Array, *, exploration: float = 2.0) -> Tensor:
         tensor([2.4142, 1.0000])
     """
     check_positive("exploration", exploration, allow_zero=True)
-    values = _values(draws)
+    values = finite_tensor("draws", draws, axes="[draw, row]")
     if len(values) < 2:
         raise ValueError(f"`draws` must hold at least 2 draws for a standard deviation; got {len(values)}.")
     return values.mean(0) + exploration * values.std(0)
 
 
-def _values(draws: Array) -> Tensor:
-    return finite_tensor("draws", draws, axes="[draw, row]")
-
-
-def _best(best: float) -> float:
-    value = finite_tensor("best", best)
+def _improvements(draws: Array, best: float) -> Tensor:
+    values, value = finite_tensor("draws", draws, axes="[draw, row]"), finite_tensor("best", best)
     if value.dim():
         raise ValueError(f"`best` must be one number; got shape {tuple(value.shape)}.")
-    return float(value)
+    return values - float(value)
 
 
 def botorch_model(
@@ -308,22 +277,19 @@ def botorch_model(
 
     check_count("n_outputs", n_outputs)
 
-    def paths(rows: Tensor) -> Tensor:
-        values = draws(rows) if callable(draws) else torch.stack([draw(rows) for draw in draws])
-        if rows.requires_grad and torch.is_grad_enabled() and not values.requires_grad:
-            raise ValueError(
-                "`draws` must let gradients through to optimise an acquisition; these do not. Pass function draws: "
-                "botorch_model([db.function_draw(net, t, n_draws=64) for t in range(64)])."
-            )
-        return values
-
     class DrawModel(EnsembleModel):
         def __init__(self) -> None:
             super().__init__()
             self._num_outputs = n_outputs
 
         def forward(self, X: Tensor) -> Tensor:  # BoTorch's name
-            values = paths(X.reshape(-1, X.shape[-1]))
+            rows = X.reshape(-1, X.shape[-1])
+            values = draws(rows) if callable(draws) else torch.stack([draw(rows) for draw in draws])
+            if rows.requires_grad and torch.is_grad_enabled() and not values.requires_grad:
+                raise ValueError(
+                    "`draws` must let gradients through to optimise an acquisition; these do not. Pass function draws: "
+                    "botorch_model([db.function_draw(net, t, n_draws=64) for t in range(64)])."
+                )
             return values.reshape(values.shape[0], *X.shape[:-1], n_outputs).movedim(0, -3)
 
     return DrawModel()
