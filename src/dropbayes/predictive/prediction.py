@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -209,7 +209,7 @@ class Prediction(Printed):
         )
         if one:
             number = operator.index(index)
-            if not -len(self) <= number < len(self):  # which also ends a loop over the rows
+            if not -len(self) <= number < len(self):
                 raise IndexError(f"`index` must be one of the {len(self)} rows, 0 to {len(self) - 1}; got {number}.")
             index = slice(number, number + 1 or None)
         chosen = {}
@@ -218,6 +218,9 @@ class Prediction(Printed):
             axis = 0 if rows_first else (self.row_axis or 0) + (name in ("draws", "quantiles"))
             chosen[name] = value[(*[slice(None)] * axis, index)]
         return Prediction.of(chosen, **self._settings())
+
+    def __iter__(self) -> Iterator[Prediction]:
+        return (self[row] for row in range(len(self)))
 
     def _settings(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("n_draws", "method", "row_axis", "quantile_levels")}
