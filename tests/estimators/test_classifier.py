@@ -100,3 +100,8 @@ def test_the_temperature_is_that_of_the_heavy_rows():
         for weight in (None, np.where(wrong, 0.01, 1.5))
     )
     assert weighted.temperature_ < plain.temperature_
+
+
+def test_missing_labels_are_refused():
+    with pytest.raises(ValueError, match="y contains None"):
+        DropoutClassifier(effort="quick").fit(np.zeros((4, 1)), np.array(["a", None, "b", "a"], dtype=object))

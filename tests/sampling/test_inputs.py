@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from dropbayes.sampling.inputs import as_inputs, map_tensors, network_arguments, split
+from dropbayes.sampling.inputs import as_inputs, copied_cache, map_tensors, network_arguments, split
 
 
 def test_rows_are_cut_from_tensors_of_the_batch_size_only():
@@ -115,3 +115,14 @@ def test_the_targets_of_a_batch_are_left_out_for_a_wrapped_network_too():
     net, x, y = nn.Linear(3, 1), torch.ones(2, 3), torch.ones(2, 1)
     for wrapped in (net, Passing(net), Passing(Passing(net)), nn.DataParallel(net), torch.compile(net)):
         assert network_arguments(wrapped, [x, y]) is x
+
+
+def test_an_empty_cache_of_transformers_is_copied_with_its_layers():
+    cache = pytest.importorskip("transformers").DynamicCache()  # which holds the class of the layers it will make
+
+    cache.update(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4), 0)
+    copied = copied_cache(cache)
+    copied.update(torch.zeros(1, 2, 1, 4), torch.zeros(1, 2, 1, 4), 0)
+    copied.layers[0].keys.add_(5)
+    assert cache.get_seq_length() == 3 and copied.get_seq_length() == 4
+    assert torch.equal(cache.layers[0].keys, torch.ones(1, 2, 3, 4))

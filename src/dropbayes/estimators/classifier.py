@@ -90,8 +90,10 @@ class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
     def _training_data(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> tuple[Any, Any, Any]:
         x, y = self._arrays(X, y, reset=reset)
         x = self._encode(x, reset=reset)
-        check_classification_targets(y)
         labels = column_or_1d(y, warn=True)
+        if any(label is None for label in labels):
+            raise ValueError("Input y contains None. Leave out the rows without a label.")
+        check_classification_targets(y)
         weight = row_weights(sample_weight, x)
         if self.class_weight is not None:
             weight = compute_sample_weight(self.class_weight, labels) * (1.0 if weight is None else weight)

@@ -152,7 +152,7 @@ def _with_altered_copy(leaf: PyTree, axis: int | None) -> PyTree:
 
 def is_cache(leaf: PyTree) -> bool:
     """Whether a leaf is a key-value cache whose rows can be selected (by transformers' method for beams)."""
-    return hasattr(leaf, "reorder_cache")
+    return hasattr(leaf, "reorder_cache") and not isinstance(leaf, type)  # a cache may hold the class of its layers
 
 
 def _select(leaf: PyTree, axis: int | None, index: Sequence[int] | Tensor) -> PyTree:
@@ -165,26 +165,18 @@ def _select(leaf: PyTree, axis: int | None, index: Sequence[int] | Tensor) -> Py
     return chosen
 
 
-def copied_cache(cache: Any) -> Any:
-    """A copy of a cache that can be changed without changing the original."""
-    if isinstance(cache, Tensor):
-        return cache.clone()
-    if isinstance(cache, dict):
-        return {key: copied_cache(value) for key, value in cache.items()}
-    if isinstance(cache, (list, tuple)):
-        return type(cache)(copied_cache(value) for value in cache)
-    if not is_cache(cache):
-        return cache
-    copied = copy.copy(cache)
-    copied.__dict__.update({name: copied_cache(value) for name, value in vars(cache).items()})
-    return copied
+def copied_cache(leaf: PyTree) -> PyTree:
+    """A copy of a tensor or a cache that can be changed without changing the original; any other leaf unchanged."""
+    if is_cache(leaf):
+        copied = copy.copy(leaf)
+        copied.__dict__.update(pytree.tree_map(copied_cache, vars(leaf)))
+        return copied
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
 
 def cloned_leaves(leaves: Iterable[Any]) -> list[Any]:
     """The leaves for one run, which may write into its tensors and append to its caches."""
-    return [
-        leaf.clone() if isinstance(leaf, Tensor) else copied_cache(leaf) if is_cache(leaf) else leaf for leaf in leaves
-    ]
+    return list(map(copied_cache, leaves))
 
 
 def _narrow(leaf: PyTree, axis: int | None, start: int, stop: int) -> PyTree:

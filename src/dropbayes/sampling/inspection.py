@@ -356,7 +356,8 @@ def _evaluation_probe(prober: Prober) -> tuple[Inputs, Probe]:
     except ProbeFailed as failed:
         if inputs.is_one_row:
             raise failed.error from None
-        if (error := _failure(prober, failed, "some of them")) is not failed.error:
+        error = _failure(prober, failed, "some of them") if inputs.n_rows > rows.n_rows else failed.error
+        if error is not failed.error:
             raise error from failed.error
     single = inputs.block(0, 1)
     try:
