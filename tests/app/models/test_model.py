@@ -86,6 +86,10 @@ def test_an_estimator_that_read_other_inputs_is_refused():
     estimator = db.DropoutRegressor(**SMALL).fit(x, x["a"])
     with pytest.raises(ValueError, match=r"must hold numbers alone.*Model\.fit"):
         db.app.Model.of(estimator, pd.DataFrame({"a": list("ab") * 15}), x["a"], target="y")
+    with pytest.raises(ValueError, match="must hold the 1 inputs of the estimator; got 2"):
+        db.app.Model.of(estimator, x.assign(b=x["a"] ** 2), x["a"], target="y")
+    with pytest.raises(ValueError, match="`y` must hold a target for each of the 30 rows; got 29"):
+        db.app.Model.of(estimator, x, x["a"][1:], target="y")
 
 
 def test_rows_far_from_the_training_rows_are_marked(model):

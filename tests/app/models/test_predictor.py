@@ -142,6 +142,7 @@ REFUSED = {
     "a new category": ({"size": [1.0], "city": ["Paris"], "new": [True]}, "row 0, column 'city'"),
     "a text for a number": ({"size": ["tall"], "city": ["Oslo"], "new": [True]}, "row 0, column 'size': must be a number"),
     "an infinity": ({"size": [np.inf], "city": ["Oslo"], "new": [True]}, "must be a finite number"),
+    "one value for all rows": ({"size": 1.0, "city": ["Oslo"], "new": [True]}, "one value per row"),
     "a matrix in a column": ({"size": np.ones((2, 2)), "city": ["Oslo"], "new": [True]}, "one value per row"),
     "half a character": ({"size": [1.0], "city": ["\ud800"], "new": [True]}, "cannot be read"),
     "far away": ({"size": [1e60], "city": ["Oslo"], "new": [True]}, "row 0: the prediction is not finite"),
@@ -164,6 +165,8 @@ def test_the_columns_of_a_table_have_the_names_announced(models, columns, calibr
     table = predictor.add_columns(pa.table({name: list(values) for name, values in columns.items()}))
     assert table.column_names == [*columns, *(f"kind_{name}" for name in predictor.column_names)]
     assert ("kind_labels" in table.column_names) == calibrated
+    none = pa.table({name: list(values)[:0] for name, values in columns.items()})
+    assert predictor.add_columns(none).column_names == table.column_names
 
 
 def test_label_sets_hold_the_classes_that_a_conformal_calibration_does_not_exclude(models):

@@ -79,11 +79,9 @@ def predict_across_ranks(
 
 def _rank_and_size(group: Any) -> tuple[int, int]:
     """This process's rank in the group, and the number of ranks."""
-    if not dist.is_available():
+    if not dist.is_available() or not (dist.is_initialized() or dist.is_torchelastic_launched()):
         return 0, 1
     if not dist.is_initialized():
-        if not dist.is_torchelastic_launched():
-            return 0, 1
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")

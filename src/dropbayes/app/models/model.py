@@ -23,6 +23,7 @@ from dropbayes.estimators.columns.cells import Place
 from dropbayes.estimators.columns.frames import as_frame, as_table
 from dropbayes.estimators.columns.schema import Task, list_names
 from dropbayes.estimators.ensembles import Ensemble
+from dropbayes.estimators.frames import FrameColumns
 from dropbayes.estimators.recalibration import Method, Recalibration, fit_recalibration, with_recalibration
 from dropbayes.runtime.arrays import NumpyArray
 from dropbayes.runtime.validation import quote
@@ -102,11 +103,20 @@ class Model:
             target: The name of the predicted column.
         """
         task: Task = "classification" if hasattr(estimator, "classes_") else "regression"
-        if estimator.frame_columns_ is not None:  # it was fitted to a mixed frame
-            schema = replace(estimator.frame_columns_.schema, target=target, task=task)
-            x = estimator.frame_columns_.encode(frame, learn_missing=True)
-        else:
-            schema, x = _number_columns(estimator, frame, y, target, task)
+        columns = estimator.frame_columns_ or FrameColumns.of(frame)  # it keeps none for a frame of numbers
+        schema, names = replace(columns.schema, target=target, task=task), tuple(as_table(frame).column_names)
+        if estimator.frame_columns_ is None and schema.inputs != names:
+            raise ValueError(
+                "`frame` must hold numbers alone, as the estimator was fitted to them; its columns would become the "
+                f"inputs {', '.join(schema.inputs[:8])}. Fit with Model.fit(frame, target=...), which encodes columns."
+            )
+        if estimator.frame_columns_ is None and estimator.n_features_in_ != len(names):
+            raise ValueError(
+                f"`frame` must hold the {estimator.n_features_in_} inputs of the estimator; got {len(names)}."
+            )
+        x = columns.encode(frame, learn_missing=True)
+        if len(np.asarray(y)) != len(x):
+            raise ValueError(f"`y` must hold a target for each of the {len(x)} rows; got {len(np.asarray(y))}.")
         view = copy.copy(estimator)
         vars(view).pop("feature_names_in_", None)  # the schema has the names; rows come as plain arrays
         view.frame_columns_, view.n_features_in_ = None, len(schema.inputs)
@@ -227,24 +237,6 @@ class Model:
         if self.path is None:
             raise ValueError("the model has no folder yet; write it with model.save(path).")
         storage.write_origin(self.path, self.schema, self.origin, self.digest)
-
-
-def _number_columns(
-    estimator: Any, frame: object, y: npt.ArrayLike, target: str, task: Task
-) -> tuple[Schema, NumpyArray]:
-    """The columns and the inputs of an estimator that was fitted to a frame of numbers."""
-    table = as_table(frame).append_column(target, [np.asarray(y).tolist()])
-    rows = training_rows(table, target=target, at=_row, task=task)
-    if rows.schema.inputs != tuple(name for name in table.column_names if name != target):
-        raise ValueError(
-            "`frame` must hold numbers alone, as the estimator was fitted to them; its columns would become the inputs "
-            f"{', '.join(rows.schema.inputs[:8])}. Fit with Model.fit(frame, target=...), which encodes columns."
-        )
-    if estimator.n_features_in_ != len(rows.schema.inputs):
-        raise ValueError(
-            f"`frame` must hold the {estimator.n_features_in_} inputs of the estimator; got {len(rows.schema.inputs)}."
-        )
-    return rows.schema, rows.x
 
 
 def load(path: str | os.PathLike[str]) -> Model:

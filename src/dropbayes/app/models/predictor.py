@@ -18,6 +18,7 @@ from torch import nn
 
 from dropbayes.app.models.fields import EnsembleFields, NetworkFields
 from dropbayes.estimators.ensembles import METHODS, ClassEnsemble, Ensemble, RegressionEnsemble
+from dropbayes.estimators.frames import as_array
 from dropbayes.likelihoods import Likelihood
 from dropbayes.linear import N_POINTS
 from dropbayes.runtime import storage
@@ -174,8 +175,9 @@ class Predictor:
     @property
     def column_names(self) -> list[str]:
         """The names of the columns that `add_columns` appends, without their prefix."""
-        flat = list(self.flat_columns(self.predict_inputs(np.zeros((0, self.n_inputs)))))
-        return flat + ["labels"] * self.has_label_sets + ["outside"] * (self.schema is not None)
+        from dropbayes.estimators.columns import Encoded
+
+        return list(self.table_columns(Encoded(np.zeros((0, self.n_inputs)), {}, {}, {})))
 
     @property
     def prefix(self) -> str:
@@ -255,7 +257,7 @@ class Predictor:
         return x
 
     def encode_rows(self, columns: Columns, *, allow_new: bool | None = None) -> Encoded:
-        """The rows of a table's model as inputs, with their missing, new and outlying cells; see `__call__`.
+        """The rows as inputs, with what a table's model finds missing, new and outlying in them; see `__call__`.
 
         Args:
             columns: The model's columns by name.
@@ -263,10 +265,10 @@ class Predictor:
         """
         import pyarrow as pa
 
-        from dropbayes.estimators.columns import encode
+        from dropbayes.estimators.columns import Encoded, encode
 
         if self.schema is None:
-            raise ValueError("`model` must have the columns of a table; fit it with Model.fit or the command line.")
+            return Encoded(self.encode(columns), {}, {}, {})
         arrays = _by_name(columns, list(self.inputs))
         for name, values in arrays.items():
             if not isinstance(values, pa.Array | pa.ChunkedArray):
@@ -340,9 +342,9 @@ class Predictor:
         return columns
 
     def table_columns(self, rows: Encoded) -> dict[str, NumpyArray]:
-        """The columns of a prediction for encoded rows of a table, `remarks` included."""
+        """The columns of a prediction for encoded rows; a table's model adds its `remarks`."""
         prediction = self.predict_inputs(rows.x)
-        return self.flat_columns(prediction) | self.remarks(prediction, rows)
+        return self.flat_columns(prediction) | ({} if self.schema is None else self.remarks(prediction, rows))
 
     def remarks(self, prediction: Mapping[str, NumpyArray], rows: Encoded) -> dict[str, NumpyArray]:
         """The columns of texts that a table gets beside its prediction.
@@ -352,7 +354,8 @@ class Predictor:
         """
         columns = {"outside": np.array(rows.outside_names(), dtype=np.str_)}
         if self.has_label_sets:
-            inside = self._fields.recalibration.label_sets(prediction["probabilities"], self.coverage).numpy()
+            sets, probabilities = self._fields.recalibration.label_sets, prediction["probabilities"]
+            inside = sets(probabilities, self.coverage).numpy() if len(probabilities) else []
             labels = np.asarray(self.classes, np.str_)
             columns = {"labels": np.array(["; ".join(labels[row]) for row in inside], dtype=np.str_), **columns}
         return columns
@@ -364,11 +367,7 @@ class Predictor:
             table: The rows; columns that the model does not read are unchanged.
             prefix: The prefix of the new columns' names; by default the target and `_`, if it is known.
         """
-        arrays = {name: table[name] for name in table.column_names}
-        if self.schema is None:
-            columns = self.flat_columns(self.predict_inputs(self.encode(arrays)))
-        else:
-            columns = self.table_columns(self.encode_rows(arrays))
+        columns = self.table_columns(self.encode_rows({name: table[name] for name in table.column_names}))
         check_finite(columns)
         prefix = self.prefix if prefix is None else prefix
         taken = [prefix + name for name in columns if prefix + name in table.column_names]
@@ -407,24 +406,17 @@ def uncertainty(prediction: Mapping[str, NumpyArray]) -> NumpyArray:
 # --- columns of any array type -------------------------------------------------------------------------------------
 
 
-def _array(values: Any) -> Any:
-    """The values as an array with a shape; Arrow arrays unchanged."""
-    if hasattr(values, "detach"):  # a tensor
-        return values.detach().cpu().numpy()
-    return values if hasattr(values, "shape") or type(values).__module__.startswith("pyarrow") else np.asarray(values)
-
-
 def _matrix(columns: Columns) -> NumpyArray:
     if MATRIX not in columns:
         raise ValueError(f"`columns` must hold the array `{MATRIX}`; got {sorted(map(str, columns))[:8]}.")
-    x = np.asarray(_array(columns[MATRIX]))
+    x = np.asarray(as_array(columns[MATRIX]))
     if not x.ndim:
         raise ValueError(f"`{MATRIX}` must have an axis of rows; got a single value.")
     return x
 
 
 def _by_name(columns: Columns, names: Sequence[str]) -> dict[str, Any]:
-    """Each of the named columns as a one-dimensional array of the same length."""
+    """Each of the named columns as a one-dimensional array of the same length, of NumPy, pandas or Arrow."""
     from dropbayes.estimators.columns.schema import list_names
 
     lacking = [name for name in names if name not in columns]
@@ -438,13 +430,16 @@ def _by_name(columns: Columns, names: Sequence[str]) -> dict[str, Any]:
         return {name: x[:, index] for index, name in enumerate(names)}
     if lacking:
         raise ValueError(f"`columns` lacks {list_names(lacking)}, which the model reads; it has {list_names(columns)}.")
-    arrays = {name: _array(columns[name]) for name in names}
-    for name, values in arrays.items():
-        shape = getattr(values, "shape", (len(values),))
-        if len(shape) == 2 and shape[1] == 1:
-            arrays[name] = np.asarray(values)[:, 0]
-        elif len(shape) != 1:
+    arrays: dict[str, Any] = {}
+    for name in names:
+        values = as_array(columns[name])
+        is_arrow = type(values).__module__.startswith("pyarrow")
+        if not (is_arrow or hasattr(values, "shape")):
+            values = np.asarray(values)
+        shape = (len(values),) if is_arrow else values.shape
+        if len(shape) != 1 and shape[1:] != (1,):
             raise ValueError(f"column {name!r} must have one value per row; got the shape {list(shape)}.")
+        arrays[name] = values if len(shape) == 1 else np.asarray(values)[:, 0]
     lengths = {name: len(values) for name, values in arrays.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"`columns` must be equally long; got {lengths}.")

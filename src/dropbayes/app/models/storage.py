@@ -86,9 +86,6 @@ def read(path: str | os.PathLike[str]) -> tuple[Ensemble, Schema, Origin, str]:
     """The networks in a folder, recalibrated, their columns, the origin of the fit, and the digest of the networks.
 
     A model that is replaced meanwhile is read again.
-
-    Raises:
-        ValueError: The folder holds no model, a damaged one, or one of another format.
     """
     path = pathlib.Path(path)
     for _ in range(10):

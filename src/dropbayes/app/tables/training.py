@@ -95,10 +95,7 @@ def training_rows(
     """The training rows of a table; `at` is the location of a row, for -1 the name of the table.
 
     The task is by default regression for a numeric target, classification for text and for a target of 0 and 1.
-
-    Raises:
-        ColumnProblems: Columns that the user must decide about.
-        ValueError: A column that is not there, or a table from which nothing can be learned.
+    Columns that the user must decide about raise `ColumnProblems`.
     """
     reading, label = reading or Reading(), at(-1)
     special = {"weights": reading.weights, "group": reading.group, "time": reading.time}
