@@ -29,7 +29,9 @@ def same_bits(one, other):
 
 
 async def predicted_together(batches, jobs):
-    return await asyncio.gather(*(batches.predict(*job) for job in jobs))
+    answers = await asyncio.gather(*(batches.predict(*job) for job in jobs))
+    await batches.close()
+    return answers
 
 
 def test_requests_together_have_the_bits_of_each_alone(predictor, rows):
@@ -42,7 +44,6 @@ def test_requests_together_have_the_bits_of_each_alone(predictor, rows):
         (predictor.with_settings(seed=4), rows),
     ]
     answers = asyncio.run(predicted_together(batches, jobs * 5))
-    batches.close()
     assert all(same_bits(answer, p.predict_inputs(x)) for answer, (p, x) in zip(answers, jobs * 5, strict=True))
     assert len(sizes) < len(answers) and sum(sizes) == 5 * 48
 
@@ -61,7 +62,7 @@ def test_a_long_request_does_not_keep_a_short_one_waiting(predictor, rows, monke
             return answer
 
         answers = await asyncio.gather(one("long", rows), one("short", rows[:2]))
-        batches.close()
+        await batches.close()
         return answers
 
     answers = asyncio.run(run())
@@ -74,7 +75,7 @@ def test_the_fault_of_one_request_is_not_that_of_its_neighbours(predictor, rows)
         batches = Batches(max_seconds=np.inf)
         jobs = [batches.predict(predictor, x) for x in (rows[:3], rows[:3, :2], rows[3:5])]
         answers = await asyncio.gather(*jobs, return_exceptions=True)
-        batches.close()
+        await batches.close()
         return answers
 
     first, second, third = asyncio.run(run())
@@ -89,7 +90,7 @@ def test_closing_finishes_what_waits_and_takes_no_more(predictor, rows):
         batches = Batches(max_seconds=np.inf)
         waiting = [asyncio.ensure_future(batches.predict(predictor, rows)) for _ in range(3)]
         await asyncio.sleep(0)
-        await asyncio.to_thread(batches.close)
+        await batches.close()
         answers = await asyncio.gather(*waiting)
         with pytest.raises(RuntimeError, match="shutting down"):
             await batches.predict(predictor, rows)
@@ -105,7 +106,7 @@ def test_work_that_could_not_be_done_in_time_is_refused_and_light_work_is_not(pr
         heavy = [asyncio.ensure_future(batches.predict(predictor, rows)) for _ in range(6)]
         light = [asyncio.ensure_future(batches.predict(predictor, rows[:1])) for _ in range(6)]
         answers = await asyncio.gather(*heavy, *light, return_exceptions=True)
-        batches.close()
+        await batches.close()
         return answers
 
     answers = asyncio.run(run())
@@ -119,7 +120,7 @@ def test_a_long_request_is_taken_where_only_light_ones_wait(predictor, rows):
         batches._draws_per_second = 0.5 * len(rows) * predictor.total_draws
         jobs = [batches.predict(predictor, x) for x in (rows[:1], rows[1:2], rows)]
         answers = await asyncio.gather(*jobs)
-        batches.close()
+        await batches.close()
         return answers
 
     assert same_bits(asyncio.run(run())[2], predictor.predict_inputs(rows))
@@ -138,7 +139,7 @@ def test_of_equal_requests_the_oldest_is_finished_first(predictor, rows, monkeyp
             order.append(name)
 
         await asyncio.gather(*(one(name) for name in range(4)))
-        batches.close()
+        await batches.close()
 
     asyncio.run(run())
     assert order == [0, 1, 2, 3]
@@ -155,7 +156,7 @@ def test_a_request_that_was_given_up_costs_no_further_work(predictor, rows, monk
         while not sizes:
             await asyncio.sleep(0)
         job.cancel()
-        await asyncio.to_thread(batches.close)
+        await batches.close()
 
     asyncio.run(run())
     assert sum(sizes) < len(rows)

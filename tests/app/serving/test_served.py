@@ -10,7 +10,7 @@ pytest.importorskip("msgspec", reason="the extra `serve` is not installed")
 import msgspec
 
 from dropbayes.app.models.model import load
-from dropbayes.app.serving.served import ServedModel, Settings
+from dropbayes.app.serving.served import ServedModel, Settings, all_outputs
 from tests.app.serving.live import columns_request, live_server, outputs_of
 from tests.app.serving.test_application import COLUMNS
 
@@ -22,7 +22,7 @@ def served(models):
 
 def test_the_outputs_of_some_rows_are_those_of_the_model(served, models):
     rows = served.encode(COLUMNS, allow_new=False)
-    found = served.complete(served.predictor.predict_inputs(rows.x), rows, served.predictor, 0.0)
+    found = all_outputs(served.predictor.predict_inputs(rows.x), rows, served.predictor, defer_above=0.0)
     expected = load(models / "numbers").predict(COLUMNS)
     assert found["mean"].tolist() == expected["mean"] and found["outside"].tolist() == expected["outside"]
     assert found["deferred"].all() and set(found) == set(served.outputs)

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import msgspec
@@ -20,7 +20,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dropbayes.app.models.predictor import Predictor, uncertainty
@@ -28,7 +28,7 @@ from dropbayes.app.serving import protocol
 from dropbayes.app.serving.batching import Batches
 from dropbayes.app.serving.metrics import Metrics
 from dropbayes.app.serving.protocol import InferenceRequest, Parameters
-from dropbayes.app.serving.served import ServedModel, Settings
+from dropbayes.app.serving.served import ServedModel, Settings, all_outputs
 from dropbayes.estimators.columns import Encoded
 from dropbayes.runtime import __version__
 from dropbayes.runtime.arrays import NumpyArray
@@ -38,24 +38,17 @@ from dropbayes.runtime.arrays import NumpyArray
 _SMALL_BODY = 2**16
 
 _Value = TypeVar("_Value")
+_Render = Callable[[dict[str, Any], Predictor, dict[str, NumpyArray]], Response]
+_Asked = tuple[Parameters, dict[str, Any], _Render]  # a request's settings, its columns, and how its answer is written
 _log = logging.getLogger("uvicorn.error")
-
-
-class _Asked(NamedTuple):
-    """A request as it was read: its settings, its columns, and how its answer is written."""
-
-    settings: Parameters
-    columns: dict[str, Any]
-    render: Callable[[dict[str, Any], Predictor, dict[str, NumpyArray]], Response]
 
 
 class Service:
     """The models, the batches and the counters that the routes share."""
 
     def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.metrics = Metrics()
-        self.batches = Batches(self.settings.answer_seconds, self.metrics.batch_rows.observe)
+        self.settings, self.metrics = settings, Metrics()
+        self.batches = Batches(settings.answer_seconds, self.metrics.batch_rows.observe)
         self.models: dict[str, ServedModel] = {}
         for path in settings.paths:
             self._take(ServedModel.load(path))
@@ -118,17 +111,6 @@ class Service:
         """The result of some work, done in a thread where it is long."""
         return await anyio.to_thread.run_sync(work, limiter=self._long_bodies) if is_long else work()
 
-    async def _outputs(
-        self, request: Request, model: ServedModel, settings: Parameters, rows: Encoded
-    ) -> tuple[Predictor, dict[str, NumpyArray]]:
-        """The outputs for some rows, and the model with the settings of the request."""
-        given = {name: getattr(settings, name) for name in ("n_draws", "seed", "coverage")}
-        predictor = model.predictor.with_settings(**given, method=settings.method or self.settings.method)
-        prediction = await self._prediction(request, predictor, rows.x)
-        outputs = model.complete(prediction, rows, predictor, settings.defer_above)
-        self.metrics.take_rows(model.name, uncertainty(prediction), outputs.get("deferred"))
-        return predictor, outputs
-
     async def _prediction(self, request: Request, predictor: Predictor, x: NumpyArray) -> dict[str, NumpyArray]:
         """The prediction, given up where the client leaves or the time is over before it is made."""
         if predictor.most_draws > self.settings.max_draws:
@@ -136,13 +118,11 @@ class Service:
         prediction = asyncio.ensure_future(self.batches.predict(predictor, x))
         departure = asyncio.ensure_future(request.receive())  # after the body, there is only the disconnection
         try:
-            first = asyncio.wait({prediction, departure}, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.wait_for(first, self.settings.answer_seconds)
+            either, seconds = {prediction, departure}, self.settings.answer_seconds
+            await asyncio.wait(either, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if prediction.done():
                 return prediction.result()
-            raise ClientDisconnect
-        except TimeoutError:
-            raise HTTPException(503, "the server is busy; try again later.") from None
+            raise ClientDisconnect() if departure.done() else HTTPException(503, "the server is busy; try again later.")
         finally:
             prediction.cancel()
             departure.cancel()
@@ -151,17 +131,21 @@ class Service:
         """The answer to a request, read and rendered in a thread where it is long."""
         model = self.named_model(request)
 
-        def read_rows() -> tuple[_Asked, Encoded]:
-            asked = read(model, body)
-            allow_new = self.settings.allow_new if asked.settings.allow_new is None else asked.settings.allow_new
-            return asked, model.encode(asked.columns, allow_new=allow_new)
+        def read_rows() -> tuple[Parameters, Encoded, _Render]:
+            asked, columns, render = read(model, body)
+            allow_new = self.settings.allow_new if asked.allow_new is None else asked.allow_new
+            return asked, model.encode(columns, allow_new=allow_new), render
 
         async with self._body(request) as body:
-            asked, rows = await self._off_loop(len(body) > _SMALL_BODY, read_rows)
-            predictor, outputs = await self._outputs(request, model, asked.settings, rows)
-            used = {name: getattr(predictor, name) for name in ("method", "n_draws", "seed", "coverage")}
+            asked, rows, render = await self._off_loop(len(body) > _SMALL_BODY, read_rows)
+            given = {name: getattr(asked, name) for name in ("n_draws", "seed", "coverage")}
+            predictor = model.predictor.with_settings(**given, method=asked.method or self.settings.method)
+            prediction = await self._prediction(request, predictor, rows.x)
+            outputs = all_outputs(prediction, rows, predictor, defer_above=asked.defer_above)
+            self.metrics.take_rows(model.name, uncertainty(prediction), outputs.get("deferred"))
+            used = {name: getattr(predictor, name) for name in ("method", *given)}
             head = {"model_name": model.name, "model_version": model.version, "parameters": used}
-            return await self._off_loop(len(rows.x) > 1000, lambda: asked.render(head, predictor, outputs))
+            return await self._off_loop(len(rows.x) > 1000, lambda: render(head, predictor, outputs))
 
     async def infer(self, request: Request) -> Response:
         """The answer to a request of the protocol."""
@@ -172,19 +156,17 @@ class Service:
             asked.check(model.name, model.version, model.outputs)
             n_columns = len(model.predictor.inputs)
             columns = protocol.tensors(asked, binary, max_rows=self.settings.max_rows, n_columns=n_columns)
-            return _Asked(asked.parameters, columns, lambda head, _, outputs: self._tensors(asked, head, outputs))
+
+            def render(head: dict[str, Any], _: Predictor, outputs: dict[str, NumpyArray]) -> Response:
+                text, length = protocol.encode_response(asked, head, outputs)
+                if length is None:
+                    return Response(text, media_type="application/json")
+                headers = {protocol.HEADER_LENGTH: str(length)}
+                return Response(text, headers=headers, media_type="application/octet-stream")
+
+            return asked.parameters, columns, render
 
         return await self._respond(request, read)
-
-    def _tensors(self, asked: InferenceRequest, head: dict[str, Any], outputs: dict[str, NumpyArray]) -> Response:
-        wanted = {output.name: output.parameters.binary_data for output in asked.outputs} or dict.fromkeys(outputs)
-        default = asked.parameters.binary_data_output
-        binary = [name for name, flag in wanted.items() if (default if flag is None else flag)]
-        head |= {} if asked.id is None else {"id": asked.id}
-        text, length = protocol.encode_response(head, {name: outputs[name] for name in wanted}, binary=binary)
-        if length is None:
-            return Response(text, media_type="application/json")
-        return Response(text, headers={protocol.HEADER_LENGTH: str(length)}, media_type="application/octet-stream")
 
     async def records(self, request: Request) -> Response:
         """The answer to plain records: a record with the columns that `dropbayes predict` adds for each."""
@@ -198,7 +180,7 @@ class Service:
             asked = protocol.decode_json(body, msgspec.json.Decoder(model.records_type), "the body is no records")
             if len(asked.records) > self.settings.max_rows:
                 raise HTTPException(413, f"{len(asked.records)} records; at most {self.settings.max_rows} are taken.")
-            return _Asked(asked.parameters, model.columns_of(asked.records), render)
+            return asked.parameters, model.columns_of(asked.records), render
 
         return await self._respond(request, read)
 
@@ -210,40 +192,38 @@ def _json(values: Any, status: int = 200, headers: Mapping[str, str] | None = No
     return Response(msgspec.json.encode(values), status, media_type="application/json", headers=headers)
 
 
-class _Door:
-    """The way in for every request: its token and content type are checked, and its status is counted."""
+def _guarded(app: ASGIApp, metrics: Metrics, token: str | None) -> ASGIApp:
+    """The application, for requests whose token and content type are right; the status of every answer is counted."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, token: str | None) -> None:
-        self._app, self._metrics = app, metrics
-        self._token = None if token is None else token.encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await app(scope, receive, send)
             return
         begun = time.perf_counter()
 
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._metrics.requests.labels(str(message["status"])).inc()
-                self._metrics.seconds.observe(time.perf_counter() - begun)
+                metrics.requests.labels(str(message["status"])).inc()
+                metrics.seconds.observe(time.perf_counter() - begun)
             await send(message)
 
-        refused = self._refusal(Request(scope))
-        await (self._app if refused is None else refused)(scope, receive, counted)
+        await (_refusal(Request(scope), token) or app)(scope, receive, counted)
 
-    def _refusal(self, request: Request) -> Response | None:
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if request.method == "POST" and kind.startswith(("text/plain", "application/x-www-form", "multipart/form")):
-            # A page of another site may have a browser send these, and only these, without asking the server first.
-            return _json({"error": f"{kind} is not taken; send the header `Content-Type: application/json`."}, 415)
-        if self._token is None or request.url.path.startswith("/v2/health/"):
-            return None
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._token):
-            return None
-        message = "a token is needed: send the header `Authorization: Bearer TOKEN`."
-        return _json({"error": message}, 401, {"WWW-Authenticate": "Bearer"})
+    return answer
+
+
+def _refusal(request: Request, token: str | None) -> Response | None:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if request.method == "POST" and kind.startswith(("text/plain", "application/x-www-form", "multipart/form")):
+        # A page of another site may have a browser send these, and only these, without asking the server first.
+        return _json({"error": f"{kind} is not taken; send the header `Content-Type: application/json`."}, 415)
+    if token is None or request.url.path.startswith("/v2/health/"):
+        return None
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and hmac.compare_digest(given.encode("utf-8", "surrogateescape"), token.encode()):
+        return None
+    message = "a token is needed: send the header `Authorization: Bearer TOKEN`."
+    return _json({"error": message}, 401, {"WWW-Authenticate": "Bearer"})
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
@@ -256,20 +236,19 @@ async def _refuse(request: Request, error: Exception) -> Response:
     return _json({"error": text}, error.status_code, headers)
 
 
-def openapi(routes: Iterable[BaseRoute], models: Iterable[ServedModel]) -> dict[str, Any]:
+def openapi(routes: Iterable[Route], models: Iterable[ServedModel]) -> dict[str, Any]:
     """The paths of a server with the requests they take, in the OpenAPI format."""
     kinds = [InferenceRequest, *(model.records_type for model in models)]
     (tensors, *records), components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     bodies = {"infer": tensors, "records": {"anyOf": records}}
     paths: dict[str, Any] = {}
     for route in routes:
-        if isinstance(route, Route):
-            name = {"in": "path", "required": True, "schema": {"type": "string"}}
-            names = [{"name": given, **name} for given in route.param_convertors]
-            body = bodies.get(route.path.rpartition("/")[2])
-            taken = {} if body is None else {"requestBody": {"content": {"application/json": {"schema": body}}}}
-            operation = {"parameters": names, **taken, "responses": {"200": {"description": "The answer."}}}
-            paths[route.path] = {"get" if body is None else "post": operation}
+        name = {"in": "path", "required": True, "schema": {"type": "string"}}
+        names = [{"name": given, **name} for given in route.param_convertors]
+        body = bodies.get(route.path.rpartition("/")[2])
+        taken = {} if body is None else {"requestBody": {"content": {"application/json": {"schema": body}}}}
+        operation = {"parameters": names, **taken, "responses": {"200": {"description": "The answer."}}}
+        paths[route.path] = {"get" if body is None else "post": operation}
     info = {"title": "dropbayes", "version": __version__}
     return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": components}}
 
@@ -309,22 +288,23 @@ def application(settings: Settings) -> ASGIApp:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, wanted.set)
         yield
         task.cancel()
-        service.batches.close()
+        await service.batches.close()
 
     about = {"name": "dropbayes", "version": __version__, "extensions": ["binary_tensor_data"]}
+    routes: list[Route] = [
+        route("/v2", lambda _: about),
+        route("/v2/health/live", lambda _: {"live": True}),
+        route("/v2/health/ready", lambda _: {"ready": True}),
+        *models("/v2/models/{model}"),
+        *models("/v2/models/{model}/versions/{version}"),
+        Route("/metrics", metrics, methods=["GET"]),
+        route("/openapi.json", lambda _: openapi(routes, service.models.values())),
+    ]
     app = Starlette(
-        routes=[
-            route("/v2", lambda _: about),
-            route("/v2/health/live", lambda _: {"live": True}),
-            route("/v2/health/ready", lambda _: {"ready": True}),
-            *models("/v2/models/{model}"),
-            *models("/v2/models/{model}/versions/{version}"),
-            Route("/metrics", metrics, methods=["GET"]),
-            route("/openapi.json", lambda _: openapi(app.routes, service.models.values())),
-        ],
+        routes=routes,
         middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=settings.hosts)],
         exception_handlers=dict.fromkeys((HTTPException, ClientDisconnect, ValueError), _refuse),
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
-    return _Door(app, service.metrics, settings.token)
+    return _guarded(app, service.metrics, settings.token)

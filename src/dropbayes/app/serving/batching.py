@@ -8,10 +8,9 @@ on its neighbours.
 from __future__ import annotations
 
 import asyncio
-import functools
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -34,67 +33,52 @@ class _Job:
     future: asyncio.Future[dict[str, NumpyArray]]
     blocks: list[dict[str, NumpyArray]] = field(default_factory=list)
     position: int = 0
-    finished: bool = False
 
     @property
     def draws_left(self) -> int:
         return (len(self.x) - self.position) * self.predictor.total_draws
 
-    def finish(self, settle: Callable[[], None]) -> None:
-        """Settles the future on the event loop, unless the request has been given up."""
-
-        def settle_unless_given_up() -> None:
-            if not self.future.cancelled():
-                settle()
-
-        self.finished = True
-        self.future.get_loop().call_soon_threadsafe(settle_unless_given_up)
-
 
 class Batches:
-    """A thread that predicts queued requests, calls `observe` with the rows of each batch, and refuses long waits."""
+    """Predicts queued requests in a thread, calls `observe` with the rows of each batch, and refuses long waits."""
 
     def __init__(self, max_seconds: float = 60.0, observe: Callable[[int], None] = lambda rows: None) -> None:
         self._max_seconds, self._observe = max_seconds, observe
         self._draws_per_second = float(_BATCH_DRAWS)  # until it was measured
         self._waiting: list[_Job] = []
-        self._changed = threading.Condition()
+        self._thread = ThreadPoolExecutor(1, "predictions")
+        self._work: asyncio.Task[None] | None = None
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="predictions", daemon=True)
-        self._thread.start()
 
     async def predict(self, predictor: Predictor, x: NumpyArray) -> dict[str, NumpyArray]:
         """The prediction of some rows, made together with those of others that wait; refused if it would wait long."""
+        if self._closed:
+            raise RuntimeError("the server is shutting down")
         job = _Job(predictor, x, asyncio.get_running_loop().create_future())
-        with self._changed:
-            if self._closed:
-                raise RuntimeError("the server is shutting down")
-            # Half of the time is for the work ahead of a request, half for its own.
-            ahead = sum(other.draws_left for other in self._waiting if other.draws_left <= job.draws_left)
-            if ahead > self._max_seconds / 2 * self._draws_per_second:
-                raise HTTPException(429, "too much work is waiting for a request of this size; try again later.")
-            self._waiting.append(job)
-            self._changed.notify()
+        # Half of the time is for the work ahead of a request, half for its own.
+        ahead = sum(other.draws_left for other in self._waiting if other.draws_left <= job.draws_left)
+        if ahead > self._max_seconds / 2 * self._draws_per_second:
+            raise HTTPException(429, "too much work is waiting for a request of this size; try again later.")
+        self._waiting.append(job)
+        if self._work is None or self._work.done():
+            self._work = asyncio.create_task(self._predict_waiting())
         return await job.future
 
-    def close(self) -> None:
-        """Predicts what is still queued, then ends the thread."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
-        self._thread.join()
+    async def close(self) -> None:
+        """Takes no more requests, and predicts what is still queued."""
+        self._closed = True
+        if self._work is not None:
+            await self._work
+        self._thread.shutdown()
 
-    def _run(self) -> None:
+    async def _predict_waiting(self) -> None:
         while True:
-            with self._changed:
-                self._waiting = [job for job in self._waiting if not (job.finished or job.future.cancelled())]
-                while not self._waiting:
-                    if self._closed:
-                        return
-                    self._changed.wait()
-                batch = self._next_batch()
+            self._waiting = [job for job in self._waiting if not job.future.done()]
+            if not self._waiting:
+                return
+            batch = self._next_batch()
             begun = time.perf_counter()
-            self._predict(batch)
+            await self._predict(batch)
             rows = sum(size for _, size in batch)
             if rows >= _MIN_ROWS:  # of few rows, the time is that of the call
                 rate = rows * batch[0][0].predictor.total_draws / (time.perf_counter() - begun)
@@ -111,23 +95,23 @@ class Batches:
                 room -= batch[-1][1]
         return batch
 
-    def _predict(self, batch: list[tuple[_Job, int]]) -> None:
+    async def _predict(self, batch: list[tuple[_Job, int]]) -> None:
+        first, loop = batch[0][0], asyncio.get_running_loop()
         try:
             joined = np.concatenate([job.x[job.position : job.position + size] for job, size in batch])
-            prediction = batch[0][0].predictor.predict_inputs(joined)
+            prediction = await loop.run_in_executor(self._thread, first.predictor.predict_inputs, joined)
         except Exception as error:
             if len(batch) > 1:  # one request is at fault: the others must not fail with it
                 for entry in batch:
-                    self._predict([entry])
-                return
-            job = batch[0][0]
-            job.finish(functools.partial(job.future.set_exception, error))
+                    await self._predict([entry])
+            elif not first.future.cancelled():
+                first.future.set_exception(error)
             return
         self._observe(len(joined))
         ends = np.cumsum([size for _, size in batch])
         for (job, size), end in zip(batch, ends, strict=True):
             job.blocks.append({name: values[end - size : end] for name, values in prediction.items()})
             job.position += size
-            if job.position == len(job.x):
+            if job.position == len(job.x) and not job.future.cancelled():
                 whole = {name: np.concatenate([block[name] for block in job.blocks]) for name in prediction}
-                job.finish(functools.partial(job.future.set_result, whole))
+                job.future.set_result(whole)

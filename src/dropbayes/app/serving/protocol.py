@@ -7,7 +7,7 @@ Numbers travel as JSON or, as Triton's clients send them, as raw little-endian b
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, NoReturn
 
 import msgspec
@@ -15,6 +15,7 @@ import numpy as np
 from starlette.exceptions import HTTPException
 
 from dropbayes.runtime.arrays import NumpyArray
+from dropbayes.runtime.validation import quote
 
 HEADER_LENGTH = "inference-header-content-length"
 
@@ -63,7 +64,7 @@ class InputTensor(_Strict):
 
     def refuse(self, what: str, status: int = 400) -> NoReturn:
         """Raises the error of this input."""
-        raise HTTPException(status, f"input {_quote(self.name)} {what}.")
+        raise HTTPException(status, f"input {quote(self.name)} {what}.")
 
 
 class OutputParameters(_Codec):
@@ -89,14 +90,14 @@ class InferenceRequest(_Strict):
     parameters: Parameters = msgspec.field(default_factory=Parameters)
     outputs: list[OutputRequest] = []
 
-    def check(self, name: str, version: str, outputs: Sequence[str]) -> None:
+    def check(self, name: str, version: str, outputs: Collection[str]) -> None:
         """Raises unless the request is for this model and some of these outputs."""
         if self.model_name not in (None, name) or self.model_version not in (None, version):
             rule = f"must be those of the path, {name} and {version}."
             raise HTTPException(400, f"`model_name` and `model_version` {rule}")
         for output in self.outputs:
             if output.name not in outputs:
-                raise HTTPException(400, f"there is no output {_quote(output.name)}; there are {', '.join(outputs)}.")
+                raise HTTPException(400, f"there is no output {quote(output.name)}; there are {', '.join(outputs)}.")
             if output.name == "deferred" and self.parameters.defer_above is None:
                 raise HTTPException(400, "the output 'deferred' needs the parameter `defer_above`.")
 
@@ -138,7 +139,7 @@ def tensors(request: InferenceRequest, binary: bytes, *, max_rows: int, n_column
             entry.refuse("is given twice")
         # The type and the size must be such as the model could read before a byte of the data is decoded.
         if entry.datatype not in DATATYPES:
-            entry.refuse(f"has the datatype {_quote(entry.datatype)}; known are {', '.join(sorted(DATATYPES))}")
+            entry.refuse(f"has the datatype {quote(entry.datatype)}; known are {', '.join(sorted(DATATYPES))}")
         if not 1 <= len(entry.shape) <= 2 or entry.shape[0] < 0 or entry.shape[1:] not in ([], [1], [n_columns]):
             entry.refuse(f"must be shaped [rows] or [rows, {n_columns}]; got {entry.shape[:4]}")
         if entry.shape[0] > max_rows:
@@ -175,7 +176,7 @@ def _json_tensor(entry: InputTensor) -> NumpyArray:
     kind: Any = {"b": bool, "f": float, "O": str}.get(dtype.kind, int) | None
     if len(entry.shape) == 2 and data[1:].lstrip()[:1] == b"[":
         kind = Annotated[list[kind], msgspec.Meta(min_length=entry.shape[1], max_length=entry.shape[1])]
-    values = decode_json(data, msgspec.json.Decoder(list[kind]), f"input {_quote(entry.name)} is no {entry.datatype}")
+    values = decode_json(data, msgspec.json.Decoder(list[kind]), f"input {quote(entry.name)} is no {entry.datatype}")
     has_null = dtype.kind in "iub" and b"null" in data  # numpy has no missing integer, and NaN for a missing float
     try:
         with np.errstate(over="ignore"):
@@ -208,11 +209,6 @@ def _binary_tensor(entry: InputTensor, data: bytes) -> NumpyArray:
     return np.array([*texts, None], dtype=object)[:-1]  # the last keeps numpy from guessing
 
 
-def _quote(text: str) -> str:
-    """A name for a message: short, and without characters that JSON could not carry."""
-    return repr(text if len(text) <= 40 else text[:39] + "…").encode("ascii", "backslashreplace").decode()
-
-
 # --- responses -----------------------------------------------------------------------------------------------------
 
 
@@ -222,18 +218,19 @@ def datatype_of(array: NumpyArray) -> str:
 
 
 def encode_response(
-    head: Mapping[str, Any], outputs: Mapping[str, NumpyArray], *, binary: Collection[str] = ()
+    request: InferenceRequest, head: Mapping[str, Any], outputs: Mapping[str, NumpyArray]
 ) -> tuple[bytes, int | None]:
-    """A response with the named outputs, and the length of its JSON where those in `binary` follow it as raw bytes."""
+    """The response with the outputs asked for, and the length of its JSON where some of them follow as raw bytes."""
+    wanted = request.outputs or [OutputRequest(name=name) for name in outputs]
     entries: list[dict[str, Any]] = []
     behind: list[bytes] = []
-    for name, array in outputs.items():
-        datatype = datatype_of(array)
+    for name, is_binary in {output.name: output.parameters.binary_data for output in wanted}.items():
+        array, datatype = outputs[name], datatype_of(outputs[name])
         values = array.ravel().tolist()
         if datatype == "BYTES":
             values = [str(value) for value in values]
         entry: dict[str, Any] = {"name": name, "datatype": datatype, "shape": list(array.shape)}
-        if name not in binary:
+        if not (request.parameters.binary_data_output if is_binary is None else is_binary):
             entry["data"] = values
         else:
             if datatype == "BYTES":
@@ -243,5 +240,6 @@ def encode_response(
                 behind.append(array.astype(DATATYPES[datatype]).tobytes())
             entry["parameters"] = {"binary_data_size": len(behind[-1])}
         entries.append(entry)
-    text = msgspec.json.encode({**head, "outputs": entries})
+    answered = {} if request.id is None else {"id": request.id}
+    text = msgspec.json.encode({**head, **answered, "outputs": entries})
     return b"".join([text, *behind]), len(text) if behind else None

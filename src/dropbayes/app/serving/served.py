@@ -24,39 +24,22 @@ from dropbayes.runtime.arrays import NumpyArray
 
 @dataclass(frozen=True)
 class Settings:
-    """How models are served.
+    """How models are served."""
 
-    Attributes:
-        paths: The model folders; MODULE:NAME is a `Predictor` that a module of Python holds.
-        host: The address to listen on.
-        port: The port; 0 takes a free one.
-        workers: The number of processes.
-        token: The bearer token that requests must carry, if any.
-        allow_new: Whether unseen categories are encoded as all zeros where a request does not say.
-        method: "sampling", "linear" or "moments", where a request does not say.
-        further_hosts: Names in the header `Host` to answer besides those of this machine.
-        log_level: The least severity that is logged; "info" logs every request.
-        max_body: The most bytes of a request's body.
-        max_rows: The most rows of a request.
-        max_draws: The most draws of each network.
-        body_seconds: The longest a body may take to arrive.
-        answer_seconds: The longest a request may wait for its prediction.
-    """
-
-    paths: Sequence[pathlib.Path]
-    host: str = "127.0.0.1"
-    port: int = 8000
-    workers: int = 1
-    token: str | None = None
-    allow_new: bool = False
-    method: str = "sampling"
-    further_hosts: Sequence[str] = ()
-    log_level: str = "warning"
-    max_body: int = 16 * 2**20
-    max_rows: int = 10_000
-    max_draws: int = 1000
-    body_seconds: float = 20.0
-    answer_seconds: float = 60.0
+    paths: Sequence[pathlib.Path]  #: The model folders; MODULE:NAME is a `Predictor` that a module of Python holds.
+    host: str = "127.0.0.1"  #: The address to listen on.
+    port: int = 8000  #: The port; 0 takes a free one.
+    workers: int = 1  #: The number of processes.
+    token: str | None = None  #: The bearer token that requests must carry, if any.
+    allow_new: bool = False  #: Whether unseen categories are encoded as all zeros where a request does not say.
+    method: str = "sampling"  #: "sampling", "linear" or "moments", where a request does not say.
+    further_hosts: Sequence[str] = ()  #: Names in the header `Host` to answer besides those of this machine.
+    log_level: str = "warning"  #: The least severity that is logged; "info" logs every request.
+    max_body: int = 16 * 2**20  #: The most bytes of a request's body.
+    max_rows: int = 10_000  #: The most rows of a request.
+    max_draws: int = 1000  #: The most draws of each network.
+    body_seconds: float = 20.0  #: The longest a body may take to arrive.
+    answer_seconds: float = 60.0  #: The longest a request may wait for its prediction.
 
     @property
     def is_local(self) -> bool:
@@ -86,8 +69,8 @@ class ServedModel:
     version: str
     predictor: Predictor
     percentiles: Mapping[str, float]
-    first: Mapping[str, NumpyArray]
-    """A prediction of one row: the type and the shape of each output."""
+    outputs: Mapping[str, NumpyArray]
+    """All outputs for one row: the type and the shape of each."""
 
     @classmethod
     def load(cls, path: pathlib.Path) -> ServedModel:
@@ -107,15 +90,9 @@ class ServedModel:
             model = load(path)
             version = hashlib.sha256(repr((model.schema, model.origin, model.digest)).encode()).hexdigest()[:12]
             predictor, name, percentiles = Predictor(model), path.resolve().name, model.uncertainty_percentiles
-        first = predictor.predict_inputs(np.zeros((1, predictor.n_inputs)))
-        check_finite(first)
-        return cls(name, version, predictor, percentiles, first)
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """The names of the outputs; the last, "deferred", needs a threshold."""
-        sets = ("labels",) if self.predictor.has_label_sets else ()
-        return (*self.first, *sets, "outside", "deferred")
+        row = Encoded(np.zeros((1, predictor.n_inputs)), {}, {}, {})
+        outputs = all_outputs(predictor.predict_inputs(row.x), row, predictor, defer_above=0.0)
+        return cls(name, version, predictor, percentiles, outputs)
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -126,11 +103,9 @@ class ServedModel:
         if MATRIX not in columns:
             datatype = "BYTES" if {"category", "date"} & set(columns.values()) else "FP64"
             inputs.append({"name": MATRIX, "datatype": datatype, "shape": [-1, len(columns)]})
-        types = {name: datatype_of(values) for name, values in self.first.items()} | {"deferred": "BOOL"}
-        shapes = {name: [-1, *values.shape[1:]] for name, values in self.first.items()}
         outputs = [
-            {"name": name, "datatype": types.get(name, "BYTES"), "shape": shapes.get(name, [-1])}
-            for name in self.outputs
+            {"name": name, "datatype": datatype_of(values), "shape": [-1, *values.shape[1:]]}
+            for name, values in self.outputs.items()
         ]
         about = {"name": self.name, "versions": [self.version], "platform": "dropbayes"}
         classes = self.predictor.classes
@@ -140,19 +115,14 @@ class ServedModel:
     @functools.cached_property
     def records_type(self) -> type[msgspec.Struct]:
         """A request of plain records: objects with a value for each column, and settings."""
-        names = list(self.predictor.inputs)
         cells = {"number": float | str | None, "boolean": bool | str | None, "date": str | None}
         kinds = [cells.get(kind, str | float | bool | None) for kind in self.predictor.inputs.values()]
         fields = [(f"column_{index}", kind) for index, kind in enumerate(kinds)]
-        rename = {field: name for (field, _), name in zip(fields, names, strict=True)}
+        rename = {field: name for (field, _), name in zip(fields, self.predictor.inputs, strict=True)}
         record: Any = msgspec.defstruct(f"{self.name}_record", fields, rename=rename, forbid_unknown_fields=True)
         records: Any = Annotated[list[record], msgspec.Meta(min_length=1)]
-        settings = msgspec.field(default_factory=Parameters)
-        return msgspec.defstruct(
-            f"{self.name}_records",
-            [("records", records), ("parameters", Parameters, settings)],
-            forbid_unknown_fields=True,
-        )
+        settings = ("parameters", Parameters, msgspec.field(default_factory=Parameters))
+        return msgspec.defstruct(f"{self.name}_records", [("records", records), settings], forbid_unknown_fields=True)
 
     def columns_of(self, records: Sequence[msgspec.Struct]) -> dict[str, list[Any]]:
         """The columns of some plain records."""
@@ -169,16 +139,15 @@ class ServedModel:
             raise ValueError(f"the model has no input {unknown[0][:40]!r}; its inputs are in its metadata.")
         if MATRIX in columns and MATRIX not in names and len(columns) > 1:
             raise ValueError(f"the input '{MATRIX}' holds all columns; send it alone, or the columns by name.")
-        if self.predictor.schema is None:
-            return Encoded(self.predictor.encode(columns), {}, {}, {})
         return self.predictor.encode_rows(columns, allow_new=allow_new)
 
-    def complete(
-        self, prediction: Mapping[str, NumpyArray], rows: Encoded, predictor: Predictor, defer_above: float | None
-    ) -> dict[str, NumpyArray]:
-        """All outputs for some rows: what the networks predict, and what is said beside it."""
-        check_finite(prediction)
-        outputs = {**prediction, **predictor.remarks(prediction, rows)}
-        if defer_above is not None:
-            outputs["deferred"] = uncertainty(prediction) > defer_above
-        return outputs
+
+def all_outputs(
+    prediction: Mapping[str, NumpyArray], rows: Encoded, predictor: Predictor, *, defer_above: float | None
+) -> dict[str, NumpyArray]:
+    """What the networks predict for some rows, what is said beside it and, with a threshold, who is deferred."""
+    check_finite(prediction)
+    outputs = {**prediction, **predictor.remarks(prediction, rows)}
+    if defer_above is not None:
+        outputs["deferred"] = uncertainty(prediction) > defer_above
+    return outputs

@@ -11,6 +11,7 @@ import socket
 import tempfile
 from collections.abc import Callable
 from multiprocessing.connection import wait
+from multiprocessing.context import SpawnProcess
 from types import FrameType
 
 import h11
@@ -99,7 +100,7 @@ def _work(settings: Settings, listener: socket.socket) -> None:
 def _supervise(settings: Settings, listener: socket.socket) -> None:
     """Keeps the workers that share a port alive until a signal ends them; SIGHUP, to reload, is passed on to them."""
     spawn = multiprocessing.get_context("spawn")
-    workers = [spawn.Process(target=_work, args=(settings, listener)) for _ in range(settings.workers)]
+    workers: list[SpawnProcess] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         ends = number in (signal.SIGTERM, signal.SIGINT)
@@ -112,19 +113,16 @@ def _supervise(settings: Settings, listener: socket.socket) -> None:
     for name in ("SIGTERM", "SIGINT", "SIGHUP"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), pass_on)
-    for worker in workers:
-        if listener.fileno() >= 0:
-            worker.start()
     while listener.fileno() >= 0:
+        workers[:] = [worker for worker in workers if worker.is_alive()]
+        while len(workers) < settings.workers and listener.fileno() >= 0:
+            worker = spawn.Process(target=_work, args=(settings, listener))
+            worker.start()
+            workers.append(worker)
         wait([worker.sentinel for worker in workers], timeout=1)
-        for index, worker in enumerate(workers):
-            if listener.fileno() >= 0 and not worker.is_alive():
-                workers[index] = spawn.Process(target=_work, args=(settings, listener))
-                workers[index].start()
     pass_on(signal.SIGTERM, None)
     for worker in workers:
-        if worker.pid is not None:
-            worker.join()
+        worker.join()
 
 
 class _Server(uvicorn.Server):
