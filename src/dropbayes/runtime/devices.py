@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 _Result = TypeVar("_Result")
+_Value = TypeVar("_Value")
 
 
 def available_device(device: str | torch.device = "auto") -> torch.device:
@@ -50,30 +51,32 @@ def end_with_parent() -> None:
 
 
 @contextlib.contextmanager
-def cpu_threads(count: int | None) -> Iterator[None]:
+def _setting(change: Callable[[_Value], object], value: _Value, before: _Value) -> Iterator[None]:
+    """Another value of a setting within the context; one that it has already is not set, which would clear caches."""
+    if value == before:
+        yield
+        return
+    change(value)
+    try:
+        yield
+    finally:
+        change(before)
+
+
+def cpu_threads(count: int | None) -> contextlib.AbstractContextManager[None]:
     """Operations on the CPU in `count` threads within the context; the caller's number is restored.
 
     None leaves the number as it is. Small products gain nothing by a second thread, and they lose much by it when
     other programs use the cores.
     """
     before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    return _setting(torch.set_num_threads, count or before, before)
 
 
-@contextlib.contextmanager
-def tensor_cores(device: torch.device) -> Iterator[None]:
+def tensor_cores(device: torch.device) -> contextlib.AbstractContextManager[None]:
     """Float32 products in TF32 on a CUDA device within the context; the caller's choice is restored."""
     before = torch.get_float32_matmul_precision()
-    if device.type == "cuda":
-        torch.set_float32_matmul_precision("high")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+    return _setting(torch.set_float32_matmul_precision, "high" if device.type == "cuda" else before, before)
 
 
 def capture_graph(
@@ -115,8 +118,7 @@ def capture_graph(
     return graph, result
 
 
-@contextlib.contextmanager
-def flush_denormals() -> Iterator[None]:
+def flush_denormals() -> contextlib.AbstractContextManager[None]:
     """Numbers below the smallest normal one are zero on this thread, where the processor can do that.
 
     Arithmetic with them takes a processor up to a hundred times as long, and the moments and weights of a unit that no
@@ -128,9 +130,4 @@ def flush_denormals() -> Iterator[None]:
         >>> flushed, float(torch.tensor(1e-30) * 1e-10) > 0
         (0.0, True)
     """
-    before = float(torch.full((), 1e-30) * 1e-10) == 0.0
-    torch.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        torch.set_flush_denormal(before)
+    return _setting(torch.set_flush_denormal, True, float(torch.full((), 1e-30) * 1e-10) == 0.0)

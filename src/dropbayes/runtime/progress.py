@@ -6,7 +6,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 if TYPE_CHECKING:
     from tqdm.auto import tqdm
@@ -40,7 +40,8 @@ class ProgressBar:
         show: bool | None = None,
         delay: float = 0.0,
     ) -> None:
-        self.title, self.total, self.unit, self.delay = title, total, unit, delay
+        self.title, self.total, self.delay = title, total, delay
+        self._unit: dict[str, Any] = {"unit": "B", "unit_scale": True} if unit == "bytes" else {"unit": f" {unit}"}
         self.done = self.initial = initial
         self._drawn = interactive() if show is None else show
         self._bar = self._new_bar() if self._drawn and not delay else None
@@ -79,10 +80,7 @@ class ProgressBar:
     def _new_bar(self) -> tqdm[NoReturn]:
         from tqdm.auto import tqdm
 
-        return tqdm(total=self.total, desc=self.title, initial=self.done, leave=False, **self._unit())
-
-    def _unit(self) -> dict[str, object]:
-        return {"unit": "B", "unit_scale": True} if self.unit == "bytes" else {"unit": f" {self.unit}"}
+        return tqdm(total=self.total, desc=self.title, initial=self.done, leave=False, **self._unit)
 
     def line(self, seconds: float) -> str:
         """The progress in one line of text, after the given seconds.
@@ -97,7 +95,7 @@ class ProgressBar:
 
         shown = "{desc}: {n_fmt}/{total_fmt}{unit} [{elapsed}<{remaining}]"
         counts = {"n": self.done, "total": self.total, "initial": self.initial, "elapsed": seconds}
-        return tqdm.format_meter(**counts, prefix=self.title, bar_format=shown, **self._unit())
+        return tqdm.format_meter(**counts, prefix=self.title, bar_format=shown, **self._unit)
 
 
 def interactive() -> bool:

@@ -86,21 +86,13 @@ def save(
     blank = json.dumps({"model": text, "sha256": _BLANK})
     arrays = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     contents = serialise(arrays, {"dropbayes": blank})
-    escaped = json.dumps(f'"sha256": "{_BLANK}"')[1:-1].encode()
-    digest = hashlib.sha256(contents).hexdigest()
-    start = contents.rindex(escaped, 0, 8 + int.from_bytes(contents[:8], "little"))
-    signed = contents[:start] + escaped.replace(_BLANK.encode(), digest.encode()) + contents[start + len(escaped) :]
-    files.write_bytes(path, signed)
+    start = contents.rindex(_BLANK.encode(), 0, 8 + int.from_bytes(contents[:8], "little"))
+    digest = hashlib.sha256(contents).hexdigest().encode()
+    files.write_bytes(path, contents[:start] + digest + contents[start + len(digest) :])
 
 
 def load(path: str | os.PathLike[str], *, kinds: Collection[str]) -> ModelFile:
-    """The contents of a model file of one of the given kinds.
-
-    Raises:
-        ValueError: The file is damaged, cut short, of another format or of an unknown kind. No other error is raised
-            for any contents.
-        FileNotFoundError, IsADirectoryError: There is no file of this name.
-    """
+    """The contents of a model file of one of the given kinds; a ValueError, and no other error, for other contents."""
     if pathlib.Path(path).is_dir():
         raise IsADirectoryError(
             f"`path` must name a model file; {os.fspath(path)!r} is a folder. dropbayes.load reads the folder of "
