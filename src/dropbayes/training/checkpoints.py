@@ -86,22 +86,15 @@ def save(
 
 
 def load(
-    path: str | os.PathLike[str] | None,
-    net: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    *,
-    fingerprint: str,
-    epochs: int,
+    path: str | os.PathLike[str], net: nn.Module, optimizer: torch.optim.Optimizer, *, fingerprint: str, epochs: int
 ) -> Run:
-    """The run as its checkpoint left it, network and optimiser included, or a new one without a checkpoint.
+    """The run as its checkpoint left it, network and optimiser included, or a new one if there is no such file.
 
     A run that reached its last epoch may be continued; one stopped by patience or a callback may not.
 
     Raises:
         ValueError: The file is damaged, no checkpoint, or one of another or a longer run. Nothing was changed.
     """
-    if path is None:
-        return Run(History())
     if not pathlib.Path(path).exists():
         return Run(History(), start=fingerprint_of(net.state_dict()))
     name = os.fspath(path)

@@ -129,13 +129,13 @@ def fit(
             scale=1 / float(torch.as_tensor(likelihood.precision).mean()) if isinstance(likelihood, Gaussian) else 1.0,
             graphed=target.type == "cuda" and size <= GRAPH_PARAMETERS and not objective.learn_precision,
         )
-        identity = ""
+        run, identity = Run(History()), ""
         if file is not None:
             groups = [{**group, "params": len(group["params"])} for group in optimizer.param_groups]
             data = (rows.identity, judged and judged.identity, batch_size, seed)
             model = (net, likelihood, prior, objective, stopping.patience, stopping.n_draws)
             identity = checkpoints.fingerprint_of((data, model, type(optimizer), groups, optimization.schedule))
-        run = checkpoints.load(None if file is None else file.path, net, optimizer, fingerprint=identity, epochs=epochs)
+            run = checkpoints.load(file.path, net, optimizer, fingerprint=identity, epochs=epochs)
         noise.restore(run.history.precision)
         with ProgressBar("fit", epochs, unit="epochs", initial=len(run.history.loss), show=progress) as bar:
             is_read = bool(callbacks) or judged is not None or file is not None
