@@ -1,14 +1,15 @@
-"""Tests of data frames with categories and dates: against the same rows encoded by hand."""
+"""Tests of data frames: as tables and back, and with categories and dates against the same rows encoded by hand."""
 
 import datetime
 
 import numpy as np
 import pandas as pd
 import polars as pl
+import pyarrow as pa
 import pytest
 
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
-from dropbayes.estimators.frames import FrameColumns, is_mixed_frame
+from dropbayes.estimators.frames import FrameColumns, as_frame, as_table, is_mixed_frame
 
 SMALL = {"drop_prob": 0.05, "n_steps": 60, "n_networks": 2, "random_state": 0}
 PLAIN = SMALL | {"noise": "constant"}  # which is quick to fit
@@ -97,3 +98,31 @@ def test_a_model_of_a_frame_is_the_same_after_saving(tmp_path):
     np.testing.assert_array_equal(
         DropoutRegressor.load(tmp_path / "model").predict(frame("polars")), model.predict(frame("polars"))
     )
+
+
+COLUMNS = {"a": [1, 2], "b": ["x", "y"]}
+
+
+def frames():
+    return [COLUMNS, pd.DataFrame(COLUMNS), pl.DataFrame(COLUMNS), pa.table(COLUMNS)]
+
+
+def test_every_kind_of_frame_is_the_same_table():
+    for frame in frames():
+        assert as_table(frame).to_pydict() == COLUMNS
+
+
+def test_columns_come_back_as_the_kind_of_frame_they_were():
+    for frame in frames():
+        assert type(as_frame({"c": [0.5, 1.5]}, frame)) is type(frame)
+
+
+def test_the_index_of_a_pandas_frame_is_kept():
+    frame = pd.DataFrame(COLUMNS, index=["first", "second"])
+    assert as_table(frame).column_names == ["a", "b"]
+    assert as_frame({"c": [1, 2]}, frame).index.tolist() == ["first", "second"]
+
+
+def test_what_is_no_frame_is_refused():
+    with pytest.raises(TypeError, match="`frame` must be a data frame"):
+        as_table([1, 2])

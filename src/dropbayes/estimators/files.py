@@ -24,7 +24,7 @@ def save(estimator: Any, path: str | os.PathLike[str]) -> None:
     parameters = estimator.get_params(deep=False)
     if not isinstance(parameters["random_state"], int | np.integer | None):
         parameters["random_state"] = None  # a generator has no JSON form; the fitted model does not need it
-    missing, bins = estimator.missing_values_, estimator.bins_
+    missing, bins, frame = estimator.missing_values_, estimator.bins_, estimator.frame_columns_
     population, names = estimator.population_, getattr(estimator, "feature_names_in_", None)
     settings = {
         "parameters": _as_json(parameters),
@@ -35,10 +35,13 @@ def save(estimator: Any, path: str | os.PathLike[str]) -> None:
         "feature_names": None if names is None else [str(name) for name in names],
         "search_scores": [float(s) if np.isfinite(s) else None for s in getattr(estimator, "search_scores_", [])],
         "missing": None if missing is None else {"fill": missing.fill.tolist(), "columns": missing.columns.tolist()},
-        "columns": None if estimator.frame_columns_ is None else estimator.frame_columns_.as_json(),
         "bins": None if bins is None else [edges.tolist() for edges in bins.edges],
         **estimator._class_state(),
     }
+    if frame is not None:
+        from dropbayes.estimators.columns.schema import as_json  # slow to import, like its inverse below
+
+        settings["columns"] = as_json(frame.schema)
     tensors = {f"weight.{i}": w for i, w in enumerate(population.weights)}
     tensors |= {f"bias.{i}": b for i, b in enumerate(population.biases)}
     tensors |= {name: getattr(population, name) for name in STACKED}
@@ -79,37 +82,38 @@ def _restore(kind: Any, file: storage.ModelFile) -> Any:
         head=head_of(estimator._head()),
         activation=parameters["activation"],
     )
-    _check_layout(file, estimator.population_)
     estimator.seed_, estimator.n_features_in_ = settings["seed"], settings["n_features"]
     estimator.rows_tested_ = settings["rows_tested"]
     estimator.search_scores_ = np.asarray([-np.inf if s is None else s for s in settings["search_scores"]])
-    missing = settings.get("missing")  # older files have none
+    missing, bins = settings.get("missing"), settings.get("bins")  # older files have none
     estimator.missing_values_ = missing and MissingValues(
         np.asarray(missing["fill"], dtype=np.float64), np.asarray(missing["columns"], dtype=np.int64)
     )
-    columns = settings.get("columns")
-    estimator.frame_columns_ = columns and FrameColumns.from_json(columns)
-    bins = settings.get("bins")
+    estimator.frame_columns_ = None
+    if settings.get("columns"):
+        from dropbayes.estimators.columns.schema import from_json
+
+        estimator.frame_columns_ = FrameColumns(from_json(settings["columns"]))
     estimator.bins_ = None if bins is None else Bins(tuple(np.asarray(edges, dtype=np.float64) for edges in bins))
     if settings["feature_names"] is not None:
         estimator.feature_names_in_ = np.asarray(settings["feature_names"], dtype=object)
     for attribute, (name, record) in estimator.records.items():
         setattr(estimator, attribute, _record(record, name, tensors))
+    _check_layout(file, estimator)
     return estimator
 
 
-def _check_layout(file: storage.ModelFile, population: Population) -> None:
+def _check_layout(file: storage.ModelFile, estimator: Any) -> None:
     """Raises unless the tensors are finite and have shapes consistent with the settings and each other."""
-    indicators = len((file.settings.get("missing") or {"columns": []})["columns"])
-    bins = file.settings.get("bins") or []
-    if not all(np.isfinite(edges).all() and (np.diff(edges) > 0).all() and len(edges) != 1 for edges in bins):
+    population, bins = estimator.population_, estimator.bins_
+    frame, missing = estimator.frame_columns_, estimator.missing_values_
+    n_columns = len(frame.schema.inputs) if frame else file.setting("n_features", int)
+    n_columns += len(missing.columns) if missing else 0
+    if bins and not all(np.isfinite(e).all() and (np.diff(e) > 0).all() and len(e) != 1 for e in bins.edges):
         raise ValueError("'bins' must have finite, rising edges")
-    n_bins = sum(max(0, len(edges) - 1) for edges in bins)
-    columns = file.settings.get("columns")
-    n_columns = len(FrameColumns.from_json(columns).schema.inputs) if columns else file.setting("n_features", int)
-    if bins and len(bins) != n_columns + indicators:
-        raise ValueError(f"'bins' must have an entry for each of {n_columns + indicators} columns")
-    n_inputs = n_columns + indicators + n_bins
+    if bins and len(bins.edges) != n_columns:
+        raise ValueError(f"'bins' must have an entry for each of {n_columns} columns")
+    n_inputs = n_columns + (bins.n_inputs if bins else 0)
     n_members, width = len(population), n_inputs
     for layer, weight in enumerate(population.weights):
         file.tensor(f"weight.{layer}", shape=(n_members, width, None))
@@ -132,23 +136,29 @@ def _check_layout(file: storage.ModelFile, population: Population) -> None:
 
 def _as_json(value: Any) -> Any:
     """A JSON value: tuples are tagged to be restored as tuples, arrays become tuples, numpy numbers Python's."""
-    if isinstance(value, dict):
-        return {key: _as_json(item) for key, item in value.items()}
-    if isinstance(value, tuple):
-        return {"tuple": [_as_json(item) for item in value]}
-    if isinstance(value, list):
-        return [_as_json(item) for item in value]
-    if isinstance(value, np.ndarray):
-        return _as_json(tuple(value.tolist()))
-    if isinstance(value, torch.device):
-        return str(value)
-    return value.item() if isinstance(value, np.generic) else value
+    match value:
+        case dict():
+            return {key: _as_json(item) for key, item in value.items()}
+        case tuple():
+            return {"tuple": [_as_json(item) for item in value]}
+        case list():
+            return [_as_json(item) for item in value]
+        case np.ndarray():
+            return _as_json(tuple(value.tolist()))
+        case torch.device():
+            return str(value)
+        case np.generic():
+            return value.item()
+    return value
 
 
 def _from_json(value: Any) -> Any:
-    if isinstance(value, dict) and value.keys() == {"tuple"}:
-        return tuple(_from_json(item) for item in value["tuple"])
-    return [_from_json(item) for item in value] if isinstance(value, list) else value
+    match value:
+        case {"tuple": items, **others} if not others:
+            return tuple(map(_from_json, items))
+        case list():
+            return [_from_json(item) for item in value]
+    return value
 
 
 def _record(kind: Any, name: str, tensors: dict[str, Tensor]) -> Any:

@@ -1,28 +1,28 @@
-r"""Data frames with categories, texts and dates as inputs of an estimator; scikit-learn reads frames of numbers."""
+r"""Data frames as tables, and as inputs of an estimator: scikit-learn reads those of numbers alone.
+
+What reads the cells of a table is imported where it is used: it is slow to import, and frames of numbers do without.
+"""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
-if TYPE_CHECKING:  # slow to import, and a frame of numbers does not need it
-    from dropbayes.estimators.columns.schema import Schema
+from dropbayes.runtime.arrays import Numbers
 
-Array = npt.NDArray[np.float64]
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from dropbayes.estimators.columns.schema import Schema
 
 
 @dataclass(frozen=True)
 class FrameColumns:
-    """The roles of the columns of a training frame.
-
-    Attributes:
-        schema: The columns and the inputs that each becomes (see `dropbayes.app.tables`).
-    """
+    """The roles of the columns of a training frame, and the inputs that each becomes."""
 
     schema: Schema
 
@@ -35,49 +35,31 @@ class FrameColumns:
         """
         import pyarrow as pa
 
-        from dropbayes.estimators.columns.frames import as_table
         from dropbayes.estimators.columns.inference import LeftOut, column_of
         from dropbayes.estimators.columns.schema import Column, Schema
 
         table, columns, left_out = as_table(frame), [], {}
         for name in table.column_names:
             is_category = pa.types.is_dictionary(table.schema.field(name).type)
-            column = column_of(table[name], name, at=_location, categorical=is_category)
-            if isinstance(column, Column):
-                columns.append(column)
-            elif isinstance(column, LeftOut):
-                left_out[name] = column.reason
-            else:
-                raise ValueError(f"`X` has a column {name!r} that {column.message}; encode it, or leave it out.")
+            match column_of(table[name], name, at=_location, categorical=is_category):
+                case Column() as column:
+                    columns.append(column)
+                case LeftOut(reason):
+                    left_out[name] = reason
+                case problem:
+                    raise ValueError(f"`X` has a column {name!r} that {problem.message}; encode it, or leave it out.")
         if not columns:
             raise ValueError(f"`X` must have a column to learn from; left out are {left_out}.")
         for name, reason in left_out.items():
             warnings.warn(f"The column {name!r} of `X` is not learned from: {reason}.", UserWarning, stacklevel=2)
         return cls(Schema(tuple(columns), "", "regression", left_out))
 
-    def as_json(self) -> dict[str, Any]:
-        """The columns as JSON values."""
-        from dropbayes.estimators.columns.schema import as_json
+    def encode(self, frame: Any, *, learn_missing: bool) -> Numbers:
+        """The inputs of the networks, `[row, input]`, for rows with the columns of the training frame.
 
-        return as_json(self.schema)
-
-    @classmethod
-    def from_json(cls, values: Any) -> FrameColumns:
-        """The columns that `as_json` wrote."""
-        from dropbayes.estimators.columns.schema import from_json
-
-        return cls(from_json(values))
-
-    def encode(self, frame: Any, *, learn_missing: bool) -> Array:
-        """The inputs of the networks, `[row, input]`.
-
-        Args:
-            frame: Rows with the columns of the training frame.
-            learn_missing: Whether missing cells are filled and flagged, and new categories encoded as zeros, instead
-                of raising.
+        Missing cells are filled and flagged, and new categories encoded as zeros, or else refused.
         """
         from dropbayes.estimators.columns.encoding import encode
-        from dropbayes.estimators.columns.frames import as_table
 
         encoded = encode(self.schema, as_table(frame), at=_location, allow_new=learn_missing)
         if encoded.missing and not learn_missing:
@@ -87,6 +69,44 @@ class FrameColumns:
                 'absence with missing="learn".'
             )
         return encoded.x
+
+
+def as_table(frame: Any) -> pa.Table:
+    """The rows of a data frame; of a mapping, its columns.
+
+    Example:
+        >>> as_table({"a": [1, 2]}).num_rows
+        2
+    """
+    import pyarrow as pa
+
+    if isinstance(frame, pa.Table):
+        table = frame
+    elif isinstance(frame, Mapping):
+        table = pa.table({str(name): list(values) for name, values in frame.items()})
+    elif hasattr(frame, "to_arrow"):  # polars
+        table = frame.to_arrow()
+    elif type(frame).__module__.partition(".")[0] == "pandas":
+        table = pa.Table.from_pandas(frame, preserve_index=False)
+    else:
+        raise TypeError(
+            f"`frame` must be a data frame (pandas, polars or arrow) or a dict of columns; got {type(frame).__name__}."
+        )
+    return table.rename_columns([str(name) for name in table.column_names])
+
+
+def as_frame(columns: Mapping[str, Any], like: Any) -> Any:
+    """Columns as the kind of data frame that `like` is, with the index of a pandas frame; a dict for a dict."""
+    module = type(like).__module__.partition(".")[0]
+    if module == "pandas":
+        import pandas as pd
+
+        return pd.DataFrame(dict(columns), index=like.index)
+    if module == "polars":
+        import polars as pl
+
+        return pl.DataFrame(dict(columns))
+    return type(like).from_pydict(dict(columns)) if module == "pyarrow" else dict(columns)
 
 
 def is_mixed_frame(X: Any) -> bool:

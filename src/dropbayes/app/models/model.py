@@ -20,10 +20,9 @@ from dropbayes.app.models.storage import Origin
 from dropbayes.app.tables.training import Reading, TrainingRows, training_rows
 from dropbayes.estimators.columns import Encoded, Schema, check_columns, encode, labels, numbers
 from dropbayes.estimators.columns.cells import Place
-from dropbayes.estimators.columns.frames import as_frame, as_table
 from dropbayes.estimators.columns.schema import Task, list_names
 from dropbayes.estimators.ensembles import Ensemble
-from dropbayes.estimators.frames import FrameColumns
+from dropbayes.estimators.frames import FrameColumns, as_frame, as_table
 from dropbayes.estimators.recalibration import Method, Recalibration, fit_recalibration, with_recalibration
 from dropbayes.runtime.arrays import NumpyArray
 from dropbayes.runtime.validation import quote

@@ -7,7 +7,7 @@ training rows lacked it too, flagged by an input of its own; a category has one 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
@@ -127,13 +127,13 @@ def from_json(values: Any) -> Schema:
     if values["task"] not in get_args(Task) or not columns:
         raise ValueError("unknown task, or no columns")
     left_out = {str(name): str(reason) for name, reason in values["left_out"].items()}
-    notation = _notation_from_json(values.get("target_notation"))
-    return Schema(columns, str(values["target"]), values["task"], left_out, _strings(values["missing"]), notation)
+    missing, notation = tuple(map(str, values["missing"])), _notation_from_json(values.get("target_notation"))
+    return Schema(columns, str(values["target"]), values["task"], left_out, missing, notation)
 
 
 def _column_from_json(entry: Any) -> Column:
     """A column, of which earlier versions wrote only the values that its kind has."""
-    parts = _strings(entry.get("parts", []))
+    parts = tuple(map(str, entry.get("parts", [])))
     if entry["kind"] not in get_args(Kind) or not set(parts) <= set(PARTS):
         raise ValueError(f"unknown kind {entry['kind']!r} or parts of a date {parts}")
     low, high = map(float, entry["range"]) if "range" in entry else (None, None)
@@ -141,7 +141,7 @@ def _column_from_json(entry: Any) -> Column:
         name=str(entry["name"]),
         kind=entry["kind"],
         fill=float(entry.get("fill", 0.0)),
-        categories=_strings(entry.get("categories", [])),
+        categories=tuple(map(str, entry.get("categories", []))),
         flagged=bool(entry["flagged"]),
         notation=_notation_from_json(entry.get("notation")),
         date_format=str(entry.get("date_format", "")),
@@ -153,7 +153,3 @@ def _column_from_json(entry: Any) -> Column:
 
 def _notation_from_json(values: Any) -> Notation:
     return PLAIN if values is None else Notation(str(values["decimal"]), str(values["thousands"]), str(values["sign"]))
-
-
-def _strings(values: Sequence[Any]) -> tuple[str, ...]:
-    return tuple(str(value) for value in values)
