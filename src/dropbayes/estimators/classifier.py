@@ -58,17 +58,16 @@ class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
         self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None, times: Any = None
     ) -> DropoutClassifier:
         """Searches, trains and fits the temperature; see `DropoutRegressor.fit`."""
-        x, labels, weight = self._training_data(X, y, sample_weight, reset=not self._is_warm())
+        warm = self._is_warm()
+        x, labels, weight = self._training_data(X, y, sample_weight, reset=not warm)
         classes, codes = np.unique(labels, return_inverse=True)
-        if self._is_warm():
-            codes = self._codes(labels, len(x))
+        codes = self._codes(labels, len(x)) if warm else codes
         present = codes if weight is None else codes[weight > 0]
         if len(np.unique(present)) < 2:
             raise ValueError(f"`y` must have at least 2 classes; got {len(np.unique(present))} class.")
-        if not self._is_warm():
+        if not warm:
             self.classes_, self.temperature_ = classes, 1.0
             self.class_shares_ = _class_shares(codes, weight, len(classes))
-        warm = self._is_warm()
         self._learn(x, codes.astype(np.int64), weight, groups, times)
         if not warm:
             self._warn_below_baseline("the class shares")

@@ -39,35 +39,19 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 
 @dataclass(frozen=True, eq=False)
 class Extrapolation:
-    """The fitted spread, in standardised units of x and y.
+    """The fitted spread, in standardised units of x and y."""
 
-    Attributes:
-        anchors: Training rows `[anchor, feature]`.
-        reach: The distance r from the anchors up to which the draws stay as they are.
-        growth: The deviation g of the draws far from the anchors, one per output.
-    """
-
-    anchors: Tensor
-    reach: Tensor
-    growth: Tensor
+    anchors: Tensor  # training rows [anchor, feature]
+    reach: Tensor  # the distance r from the anchors up to which the draws stay as they are
+    growth: Tensor  # the deviation g of the draws far from the anchors, one per output
 
     def deviation(self, x: Tensor) -> Tensor:
-        """The deviation that distance adds to the draws, `[row, output]`.
-
-        Args:
-            x: Standardised inputs `[row, feature]`.
-        """
+        """The deviation that distance adds to the draws, `[row, output]`."""
         excess = (_nearest(x, self.anchors) / self.reach - 1).clamp(min=0)
         return -torch.expm1(-excess)[:, None] * self.growth
 
     def spread(self, mixture: Mixture, x: Tensor, y_scale: Tensor | float = 1.0) -> Mixture:
-        """The mixture whose draws part with the distance; its mean is unchanged.
-
-        Args:
-            mixture: The predictive distribution, `[draw, row, output]`.
-            x: Standardised inputs `[row, feature]`.
-            y_scale: The scale of y, `[output]`.
-        """
+        """The mixture `[draw, row, output]` whose draws part with the distance; its mean is unchanged."""
         return _spread(mixture, self.deviation(x) * y_scale)
 
 
@@ -91,10 +75,7 @@ def normal_scores(n: int) -> Tensor:
 def _nearest(x: Tensor, anchors: Tensor, *, skip_equal: bool = False) -> Tensor:
     """The distance of each row to its nearest anchor, with bits that do not depend on the other rows.
 
-    Args:
-        x: Rows `[row, feature]`.
-        anchors: Anchors `[anchor, feature]`.
-        skip_equal: Whether an anchor equal to the row does not count, because it is the row itself.
+    With `skip_equal`, an anchor equal to the row does not count: it is the row itself.
     """
     blocks = []
     for rows in x.to(anchors).split(4096):
@@ -105,26 +86,15 @@ def _nearest(x: Tensor, anchors: Tensor, *, skip_equal: bool = False) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Gap:
-    """A gap in the training rows.
+    """A gap in the training rows."""
 
-    Attributes:
-        rows: Whether each training row lies in the gap.
-        anchors: The indices of the rows that are anchors.
-        reach: The distance r.
-    """
-
-    rows: Tensor
-    anchors: Tensor
-    reach: float
+    rows: Tensor  # whether each training row lies in the gap
+    anchors: Tensor  # the indices of the rows that are anchors
+    reach: float  # the distance r
 
 
 def find_gap(x: Tensor, seed: int) -> Gap | None:
-    """The middle third of the rows along their first principal axis; None if it is not far from the other rows.
-
-    Args:
-        x: Standardised inputs `[row, feature]`.
-        seed: The seed of the choice of anchors.
-    """
+    """The middle third of standardised rows along their first principal axis; None if it is not far from the others."""
     if len(x) < 3 * _MIN_ROWS:
         return None
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
@@ -155,13 +125,8 @@ def fit_extrapolation(
 ) -> Extrapolation | None:
     """The spread that maximises the log-likelihood of rows in a gap; None if they need none.
 
-    Args:
-        gap: The gap.
-        x: All standardised training inputs `[row, feature]`.
-        mixture: The predictive distribution of networks trained without the gap, standardised, `[draw, row, output]`.
-        y: The standardised outcomes of these rows, `[row, output]`.
-        rows: Their indices in x.
-        weight: Their weights.
+    The mixture `[draw, row, output]` is the prediction of networks trained without the gap for some of its `rows`, of
+    which y and weight are the outcomes and weights; x are all training inputs, everything standardised.
     """
     outside = gap.anchors[~gap.rows[gap.anchors]]
     unit = torch.ones(y.shape[1], dtype=torch.float64)

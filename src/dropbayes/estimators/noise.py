@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -39,21 +39,14 @@ _FEATURE_LIMIT = 4.0  # in standard deviations: features are clipped here, which
 
 @dataclass(frozen=True, eq=False)
 class StudentNoise:
-    """Fitted noise models, one per output (axis 0), in standardised units of x and y.
+    """Fitted noise models, one per output (axis 0), in standardised units of x and y."""
 
-    Attributes:
-        first, first_bias, second, second_bias: The network of log σ.
-        log_shrink: log κ.
-        log_freedom: log(ν − 3).
-        feature_mean, feature_scale: The standardisation of the features.
-    """
-
-    first: Tensor
+    first: Tensor  # of the network of log σ, like the next three
     first_bias: Tensor
     second: Tensor
     second_bias: Tensor
-    log_shrink: Tensor
-    log_freedom: Tensor
+    log_shrink: Tensor  # log κ
+    log_freedom: Tensor  # log(ν - 3)
     feature_mean: Tensor
     feature_scale: Tensor
 
@@ -74,9 +67,7 @@ class StudentNoise:
     def log_scale(self, features: Tensor, *, batch_invariant: bool = False) -> Tensor:
         r"""$\log \sigma$ of each row `[output, row]` from `noise_features`.
 
-        Args:
-            features: The features of the rows.
-            batch_invariant: Whether a row's bits must not depend on the other rows, as in a matrix product they may.
+        With `batch_invariant`, a row's bits do not depend on the other rows, as in a matrix product they may.
         """
         standard = ((features - self.feature_mean) / self.feature_scale).clamp(-_FEATURE_LIMIT, _FEATURE_LIMIT)
         if batch_invariant:
@@ -87,14 +78,7 @@ class StudentNoise:
         return (hidden * self.second).sum(-1) + self.second_bias
 
     def mixture(self, draws: Tensor, x: Tensor, y_mean: Tensor, y_scale: Tensor) -> Mixture:
-        """The predictive mixture in the units of y.
-
-        Args:
-            draws: Standardised draws `[draw, row, output]`.
-            x: Standardised inputs `[row, feature]`.
-            y_mean: The mean of y, `[output]`.
-            y_scale: The scale of y, `[output]`.
-        """
+        """The predictive mixture in the units of y, from standardised draws `[draw, row, output]` and inputs."""
         centre = draw_mean(draws)
         location = centre + self.shrink.to(draws) * (draws - centre)
         features = noise_features(x.to(self.first), draws.permute(2, 0, 1).to(self.first)).nan_to_num(nan=0.0)
@@ -111,14 +95,7 @@ def noise_features(x: Tensor, draws: Tensor) -> Tensor:
 
 
 def log_density(noise: StudentNoise, draws: Tensor, features: Tensor, y: Tensor) -> Tensor:
-    r"""$\log p(y \mid \mathbf x)$ of each row `[output, row]` from draws `[output, draw, row]`.
-
-    Args:
-        noise: The models.
-        draws: Standardised draws.
-        features: `noise_features` of the rows.
-        y: Outcomes `[output, row]`.
-    """
+    r"""$\log p(y \mid \mathbf x)$ of outcomes `[output, row]` from standardised draws `[output, draw, row]`."""
     centre = draws.mean(1, keepdim=True)
     density: Tensor = _MixtureDensity.apply(
         y[:, None] - centre, draws - centre, noise.log_scale(features), noise.shrink, noise.freedom
@@ -166,65 +143,52 @@ def fit_noise(
     y: Tensor,
     *,
     weight: Tensor | None = None,
-    penalties: Sequence[float] = PENALTIES,
     gaussian: bool = False,
     n_steps: int = 150,
     seed: int = 0,
 ) -> tuple[StudentNoise, Tensor]:
     r"""The noise model of each output with the best cross-validated likelihood, and that likelihood (a mean over rows).
 
-    Args:
-        draws: Standardised draws of rows held out from their networks, `[output, draw, row]`.
-        x: Standardised inputs `[row, feature]`.
-        y: Standardised outcomes `[output, row]`.
-        weight: The weights of the rows; all one by default.
-        penalties: The candidate penalties on the weights of $\log \sigma$, in nats.
-        gaussian: Whether ν is infinite, rather than fitted.
-        n_steps: The number of Adam steps.
-        seed: The seed of the initial weights and of the folds.
+    Fitted to rows held out from the networks, all standardised: draws `[output, draw, row]`, inputs `[row, feature]`
+    and outcomes `[output, row]`. With `gaussian`, ν is infinite rather than fitted.
     """
     n_outputs, n_rows = y.shape
     source = torch.Generator().manual_seed(seed)
     fold = torch.randperm(n_rows, generator=source) % _FOLDS
-    held_out = [fold == k for k in range(_FOLDS if n_rows <= _MANY_ROWS else 1)]
+    held_out = torch.stack([fold == k for k in range(_FOLDS if n_rows <= _MANY_ROWS else 1)])
     weight = torch.ones_like(y[0]) if weight is None else (weight / weight.mean()).to(y)
     features = noise_features(x, draws)
     start = _initial_noise(draws, features, y, source)
     learned: Sequence[str] = _LEARNED
     if gaussian:
         start, learned = replace(start, log_freedom=torch.full_like(start.log_freedom, _LIGHT_TAILS)), _LEARNED[:-1]
+    penalties = torch.tensor(PENALTIES).to(y)
     shape = (n_outputs, len(penalties), len(held_out))
 
     def repeat(values: Tensor) -> Tensor:
         return values[:, None].expand(-1, shape[1] * shape[2], *values.shape[1:]).flatten(0, 1)
 
-    penalty = torch.tensor(penalties).to(y)[None, :, None].expand(shape).flatten()
-    tested = torch.stack(held_out).to(y)[None, None].expand(*shape, n_rows).flatten(0, 2)
+    penalty = penalties[None, :, None].expand(shape).flatten()
+    tested = held_out.to(y)[None, None].expand(*shape, n_rows).flatten(0, 2)
     # Half the draws suffice to separate the penalties.
-    many = [repeat(values) for values in (draws[:, ::2], features, y)]
-    starts = StudentNoise(**{entry.name: repeat(getattr(start, entry.name)) for entry in fields(start)})
-    fitted = _maximise(starts, many[0], many[1], many[2], weight * (1 - tested), penalty, n_steps, learned)
+    many = (repeat(draws[:, ::2]), repeat(features), repeat(y))
+    starts = StudentNoise(**{name: repeat(values) for name, values in vars(start).items()})
+    fitted = _maximise(starts, *many, weight * (1 - tested), penalty, n_steps, learned)
     with torch.no_grad():
-        density = log_density(fitted, many[0], many[1], many[2]) * tested
+        density = log_density(fitted, *many) * tested
     # [output, penalty, row]: every row is held out in at most one fold.
     density = density.view(*shape, n_rows).sum(2).nan_to_num(nan=-torch.inf)
-    rows = torch.stack(held_out).any(0)
+    rows = held_out.any(0)
     chosen = _simplest_penalty(density[..., rows], weight[rows])
-    penalty = torch.tensor(penalties).to(y)[chosen]
     scores = (density[..., rows] * weight[rows]).sum(-1) / weight[rows].sum()
-    noise = _maximise(start, draws, features, y, weight.expand_as(y), penalty, n_steps, learned)
+    noise = _maximise(start, draws, features, y, weight.expand_as(y), penalties[chosen], n_steps, learned)
     if gaussian:
         noise = replace(noise, log_freedom=torch.full_like(noise.log_freedom, torch.inf))
     return noise, scores.gather(1, chosen[:, None])[:, 0]
 
 
 def _simplest_penalty(density: Tensor, weight: Tensor) -> Tensor:
-    """The strongest penalty that is within two standard errors of the best, for each output.
-
-    Args:
-        density: Held-out log-densities `[output, penalty, row]`, with penalties in increasing order.
-        weight: Row weights.
-    """
+    """The strongest penalty within two standard errors of the best, from densities `[output, rising penalty, row]`."""
     share = weight / weight.sum()
     best = (density * share).sum(-1).argmax(1)
     loss = density.gather(1, best[:, None, None].expand(-1, 1, density.shape[2])) - density

@@ -49,14 +49,10 @@ class Parameters(BaseEstimator):
     def _check_parameters(self) -> None:
         if self.effort not in EFFORTS:
             raise ValueError(f"`effort` must be one of {', '.join(map(repr, EFFORTS))}; got {self.effort!r}.")
-        for name in ("min_epochs", "n_draws"):
-            value = getattr(self, name)
-            if not isinstance(value, numbers.Integral) or value < 1:
-                raise ValueError(f"`{name}` must be a positive integer; got {value!r}.")
-        for name in ("n_networks", "n_steps", "batch_size", "n_folds"):
-            value = getattr(self, name)
-            if value != "auto" and not (isinstance(value, numbers.Integral) and int(value) >= 1):
-                raise ValueError(f"`{name}` must be 'auto' or a positive integer; got {value!r}.")
+        for name in ("min_epochs", "n_draws", "n_networks", "n_steps", "batch_size", "n_folds"):
+            value, auto = getattr(self, name), "" if name in ("min_epochs", "n_draws") else "'auto' or "
+            if not (auto and value == "auto") and not (isinstance(value, numbers.Integral) and int(value) >= 1):
+                raise ValueError(f"`{name}` must be {auto}a positive integer; got {value!r}.")
         rate = self.learning_rate
         if rate != "auto" and not (isinstance(rate, numbers.Real) and rate > 0):
             raise ValueError(f"`learning_rate` must be 'auto' or a positive number; got {rate!r}.")

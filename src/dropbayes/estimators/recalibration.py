@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -36,9 +36,6 @@ def best_factor(log_likelihood: Callable[[float], float]) -> float:
 
     The log-likelihood is penalised by $n_0 (\log c)^2$: a Gaussian's deviation estimated from $n_0$ rows has the same
     information. The penalty is zero at 1, so the rows are never less likely than without the factor.
-
-    Args:
-        log_likelihood: The sum over rows of the log-density under a factor.
     """
     from scipy.optimize import minimize_scalar
 
@@ -103,11 +100,12 @@ class Recalibration:
 
     def mixture(self, mixture: Mixture) -> Mixture:
         """The recalibrated predictive distribution."""
+        if self.method == "scale":
+            return _scaled(mixture, self.factor)
+        held_out = torch.tensor(self.values, dtype=torch.float64)
         if self.method == "isotonic":
-            return _LevelMixture(mixture.location, mixture.scale, mixture.freedom, self.values)
-        if self.method == "conformal":
-            return _ConformalMixture(mixture.location, mixture.scale, mixture.freedom, self.values)
-        return _scaled(mixture, self.factor)
+            return _LevelMixture(mixture.location, mixture.scale, mixture.freedom, held_out=held_out)
+        return _ConformalMixture(mixture.location, mixture.scale, mixture.freedom, held_out=held_out)
 
     def probabilities(self, draws: Tensor, shares: np.ndarray) -> Tensor:
         """The recalibrated class probabilities of draws."""
@@ -123,17 +121,15 @@ class Recalibration:
 class _LevelMixture(Mixture):
     """A mixture with mapped quantile levels; its moments and density remain those of the draws."""
 
-    transforms: tuple[float, ...] = ()
-
-    @property
-    def _map(self) -> calibration.IsotonicRecalibration:
-        return calibration.isotonic_recalibration(torch.tensor(self.transforms, dtype=torch.float64))
+    held_out: Tensor = field(kw_only=True)  # the sorted transforms
 
     def pit(self, y: Array) -> Tensor:
-        return self._map.observed(super().pit(y).double()).to(self.location)
+        observed = calibration.isotonic_recalibration(self.held_out).observed
+        return observed(super().pit(y).double()).to(self.location)
 
     def quantile(self, level: float) -> Tensor:
-        claimed = float(self._map.claimed(torch.tensor(level, dtype=torch.float64)))
+        mapped = calibration.isotonic_recalibration(self.held_out)
+        claimed = float(mapped.claimed(torch.tensor(level, dtype=torch.float64)))
         return super().quantile(min(max(claimed, 1e-9), 1 - 1e-9))
 
 
@@ -141,24 +137,21 @@ class _LevelMixture(Mixture):
 class _ConformalMixture(Mixture):
     """A mixture with conformal intervals: the mean plus and minus a multiple of the standard deviation."""
 
-    residuals: tuple[float, ...] = ()
-
-    def _held_out(self) -> Tensor:
-        return torch.tensor(self.residuals, dtype=torch.float64)
+    held_out: Tensor = field(kw_only=True)  # the sorted residuals
 
     def pit(self, y: Array) -> Tensor:
         standard = ((float_tensor(y).to(self.location) - self.mean) / self.std).double()
-        rank = torch.searchsorted(self._held_out(), standard.abs().contiguous()) / (len(self.residuals) + 1)
+        rank = torch.searchsorted(self.held_out, standard.abs().contiguous()) / (len(self.held_out) + 1)
         return (0.5 + 0.5 * standard.sign() * rank).to(self.location)
 
     def quantile(self, level: float) -> Tensor:
         coverage = abs(2 * level - 1)
         if coverage == 0:
             return self.mean
-        reach = conformal.conformal_threshold(self._held_out(), level=coverage)
+        reach = conformal.conformal_threshold(self.held_out, level=coverage)
         if not reach.isfinite():
             raise ValueError(
-                f"`coverage` {coverage:g} needs more than the {len(self.residuals)} rows that the intervals were "
+                f"`coverage` {coverage:g} needs more than the {len(self.held_out)} rows that the intervals were "
                 f"calibrated on; at least {math.ceil(coverage / (1 - coverage))} are needed."
             )
         return self.mean + math.copysign(float(reach), level - 0.5) * self.std
@@ -200,9 +193,8 @@ def fit_recalibration(estimator: Any, X: Any, y: Any, *, method: Method = "scale
     if hasattr(plain, "classes_"):
         return _fit_classes(plain, X, y, method)
     outcome = torch.as_tensor(np.asarray(y, dtype=np.float64))
-    blocks = [(rows, mixture) for rows, mixture in plain.predictive_blocks(X)]
     outcome = plain.transform_.forward(outcome)  # deviations are scaled where the noise is symmetric
-    blocks = [(rows, getattr(mixture, "base", mixture)) for rows, mixture in blocks]
+    blocks = [(rows, getattr(mixture, "base", mixture)) for rows, mixture in plain.predictive_blocks(X)]
     if method == "isotonic":
         values = torch.cat([mixture.pit(outcome[rows]) for rows, mixture in blocks])
         return Recalibration(method, _sorted_subset(values), len(y))

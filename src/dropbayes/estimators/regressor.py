@@ -146,10 +146,9 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         suited = isinstance(self.drop_prob, str) and self.noise == "student" and self._effort.offset
         if not suited or self.warm_start or y.size > len(y) or len(x) > MAX_ROWS:
             return None
-        share = torch.ones(len(x)).double() if weight is None else torch.as_tensor(weight).double()
-        mean, scale = moments(torch.tensor(x), share)
+        standard, share = _standardised(x, weight)
         with cpu_threads(1):  # The bits of a product depend on the threads.
-            fitted = fit_process((torch.tensor(x) - mean) / scale, torch.tensor(y).reshape(-1), share, self.seed_)
+            fitted = fit_process(standard, torch.tensor(y).reshape(-1), share, self.seed_)
         if fitted is None:
             return None
         self.process_, offset = fitted
@@ -206,9 +205,8 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
     def _gap(self, x: np.ndarray, weight: np.ndarray | None) -> Gap | None:
         if self.noise != "student":
             return None
-        columns = torch.as_tensor(x if self.bins_ is None else x[:, : len(self.bins_.edges)])
-        mean, scale = moments(columns, torch.as_tensor(np.ones(len(x)) if weight is None else weight).double())
-        return find_gap((columns - mean) / scale, self.seed_)
+        columns, _ = _standardised(x if self.bins_ is None else x[:, : len(self.bins_.edges)], weight)
+        return find_gap(columns, self.seed_)
 
     def _fit_extrapolation(self, gap: Gap, without_gap: Population, x: np.ndarray, y: np.ndarray, weight: Any) -> None:
         if self.noise_ is None or bool(without_gap.diverged.any()):
@@ -268,3 +266,10 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         if np.isfinite(freedom).all():
             noise = source.standard_t(freedom, size=location.shape)
         return np.moveaxis(mixture.outcomes(torch.from_numpy(location + scale * noise)).numpy(), 0, -1)
+
+
+def _standardised(x: np.ndarray, weight: np.ndarray | None) -> tuple[Tensor, Tensor]:
+    """The columns in units of their own weighted moments, and the weight of each row."""
+    columns, share = torch.as_tensor(x), torch.as_tensor(np.ones(len(x)) if weight is None else weight).double()
+    mean, scale = moments(columns, share)
+    return (columns - mean) / scale, share

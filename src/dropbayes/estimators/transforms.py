@@ -62,12 +62,7 @@ class TargetTransform:
 
     @classmethod
     def of(cls, name: Any, y: np.ndarray) -> TargetTransform:
-        """The transform of a name for training targets `[row]`.
-
-        Args:
-            name: The name.
-            y: The targets, which must be positive for "log".
-        """
+        """The transform of a name for training targets `[row]`, which must be positive for "log"."""
         if name != "none" and y.ndim > 1:
             raise ValueError(f"`target_transform` must be 'none' for several outputs; got {name!r}.")
         if name == "log" and not bool((y > 0).all()):
@@ -115,15 +110,10 @@ class TargetTransform:
 
 
 def candidate_transforms(name: str, y: np.ndarray) -> list[TargetTransform]:
-    """The transforms to try: the named one, or for "auto" all that suit the targets.
-
-    Args:
-        name: "none", "log", "arcsinh" or "auto".
-        y: The training targets.
-    """
-    if name not in (*TRANSFORMS, "auto"):
-        names = ", ".join(map(repr, (*TRANSFORMS, "auto")))
-        raise ValueError(f"`target_transform` must be one of {names}; got {name!r}.")
+    """The transforms to try: the named one, or for "auto" all that suit the targets."""
+    names = (*TRANSFORMS, "auto")
+    if name not in names:
+        raise ValueError(f"`target_transform` must be one of {', '.join(map(repr, names))}; got {name!r}.")
     if name != "auto":
         return [TargetTransform.of(name, y)]
     if y.ndim > 1 or len(np.unique(y[:1000])) < 3:  # no scale to choose
@@ -133,20 +123,14 @@ def candidate_transforms(name: str, y: np.ndarray) -> list[TargetTransform]:
 
 
 class MappedMixture(Mixture):
-    """The predictive distribution of y, from a mixture of z and a monotone map; moments and density are those of z.
+    """The predictive distribution of y, from a mixture of z and a monotone map; moments and density are those of z."""
 
-    Args:
-        base: The predictive distribution of z, `[draw, row]`.
-        transform: The map, with `forward` from y to z and `inverse`.
-    """
+    base: Mixture  # the predictive distribution of z, [draw, row]
+    transform: Any  # the map, with `forward` from y to z and `inverse`
 
     def __init__(self, base: Mixture, transform: Any) -> None:
         super().__init__(base.location, base.scale, base.freedom)
-        object.__setattr__(self, "base", base)
-        object.__setattr__(self, "transform", transform)
-
-    base: Mixture
-    transform: Any
+        vars(self).update(base=base, transform=transform)
 
     def pit(self, y: Array) -> Tensor:
         return self.base.pit(self.transform.forward(float_tensor(y).to(self.location)))
