@@ -37,3 +37,32 @@ def test_the_figures_are_those_of_the_two_predictions():
     assert found.mean_error == pytest.approx(
         float(((linear.mean - drawn.mean(0)).abs() / drawn.std(0)).median()), rel=1e-3
     )
+
+
+def relaxed(temperature):
+    """A concrete gate: at the mean of its random numbers it is flat, the more the colder it is."""
+
+    def forward(m, x):
+        u = torch.rand_like(x)
+        dropped = torch.sigmoid((torch.logit(torch.tensor(0.3)) + torch.logit(u)) / temperature)
+        return m.head(x * (1 - dropped) / 0.7)
+
+    torch.manual_seed(0)
+    return Module(forward, head=nn.Linear(3, 3))
+
+
+HARD = Module(lambda m, x: m.head(F.gumbel_softmax(m.head(x), hard=True)), head=nn.Linear(3, 3))
+
+
+@pytest.mark.parametrize("net", [relaxed(0.1), HARD], ids=["concrete", "hard gumbel"])
+@pytest.mark.parametrize("ask", [lambda *a: db.predict(*a, method="linear"), db.explain], ids=["predict", "explain"])
+def test_random_numbers_that_a_network_bends_are_warned_of(net, ask):
+    for _ in range(2):  # also when it is known
+        with pytest.warns(UserWarning, match=r"own random numbers \(rand\).*standard deviation of 40 draws"):
+            ask(net, torch.randn(20, 3))
+
+
+@pytest.mark.parametrize("n_rows", [1, 20])
+def test_random_numbers_that_are_nearly_linear_are_not(n_rows):
+    net = Module(lambda m, x: m.head(x * torch.exp(0.1 * torch.randn_like(x))), head=nn.Linear(3, 3))
+    assert float(db.predict(net, torch.randn(n_rows, 3), method="linear").std.min()) > 0

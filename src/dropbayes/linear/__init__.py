@@ -1,9 +1,8 @@
 """Uncertainty in one pass: the network as a linear function of its masks, what that explains and what it can tune."""
 
-from dropbayes.linear.comparison import LinearCheck, check_linear
 from dropbayes.linear.control import ControlledPlan, controlled_plan
 from dropbayes.linear.explanation import Explanation, explain, shapley
-from dropbayes.linear.passes import Linear, OnePass, covariance, one_pass_plan, outputs_by
+from dropbayes.linear.passes import Linear, LinearCheck, OnePass, check_linear, covariance, one_pass_plan, outputs_by
 from dropbayes.linear.points import N_POINTS
 from dropbayes.linear.tuning import Tuning, tune_dropout
 

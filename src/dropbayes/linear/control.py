@@ -15,10 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.linear.passes import Linear, LinearPlan, linear_plan
-from dropbayes.linear.variables import standard_masks
+from dropbayes.linear.variables import MASK_KINDS, standard_masks
 from dropbayes.sampling import Block, Inputs, Keys, Plan, Profile, Sampling, make_plan
-
-_KINDS = {"dropout", "feature_dropout", "attention", "recurrent"}  # of sites that multiply by a mask
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ def controlled_plan(
         return drawn
     linear = linear_plan(net, inputs, Linear(), sampling)
     linear.only_size()
-    other = {site.kind for site in linear.profile.sites if site.is_random} - _KINDS
+    other = {site.kind for site in linear.profile.sites if site.is_random} - MASK_KINDS
     if not linear.together or other or sampling.positions is not None:
         what = "rows that run alone" if not linear.together else sorted(other) or "masks of positions"
         raise ValueError(

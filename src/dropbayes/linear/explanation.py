@@ -10,7 +10,7 @@ from __future__ import annotations
 import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -99,12 +99,8 @@ class Explanation:
 
     def __str__(self) -> str:
         total, texts = float(self.variance.mean()) or 1.0, [repr(self)]
-        known: dict[Part, Tensor | None] = {
-            "site": self.by_site,
-            "feature": self.baseline,
-            "position": self.by_position,
-        }
-        for part in (part for part, shares in known.items() if shares is not None):
+        known = {"site": self.by_site, "feature": self.by_feature, "position": self.by_position}
+        for part in [part for part in get_args(Part) if known[part] is not None]:
             names, shares = self.parts(part)
             rows = sorted(zip(names, shares.mean(0).tolist(), strict=True), key=lambda row: -row[1])[:8]
             if part == "feature" and self.baseline is not None:

@@ -1,7 +1,8 @@
-"""Predictions without draws: the blocks of a linearised network in the form that `predict` reads."""
+"""Predictions without draws: the blocks of a linearised network in the form that `predict` reads, and how far off."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -12,11 +13,15 @@ from torch import Tensor, nn
 from dropbayes.linear.derivatives import Linearisation, linearise
 from dropbayes.linear.perceptrons import MomentsPlan, moments_plan
 from dropbayes.linear.points import N_POINTS
+from dropbayes.linear.variables import MASK_KINDS
 from dropbayes.runtime.validation import check_count
 from dropbayes.sampling import Block, Inputs, Inspection, Keys, Profile, Sampling, as_inputs, draws, inspect, mask_spec
 from dropbayes.sampling.inspection import recall
+from dropbayes.sampling.plan import make_plan
 from dropbayes.sampling.trials import chosen_strategy
 from dropbayes.tracing.views import checked_network
+
+_CHECKED_ROWS, _CHECKED_DRAWS = 4, 40
 
 
 @dataclass(frozen=True)
@@ -161,7 +166,23 @@ def one_pass_plan(
 
 
 def linear_plan(net: nn.Module, inputs: Inputs, options: Linear, sampling: Sampling = Sampling()) -> LinearPlan:
-    """The plan for a network that was checked to be random and to have derivatives."""
+    """The plan for a network that was checked to be random and to have derivatives.
+
+    Nothing is known of a function that a network takes of its own random numbers (a relaxed gate is flat at their
+    means): a few draws are compared, once, and what is far off is warned of.
+    """
+    plan = _unchecked_plan(net, inputs, options, sampling)
+    own, known = {site.kind for site in plan.profile.sites if site.is_random} - MASK_KINDS, plan.inspection.strategies
+    if own and "check" not in known:
+        few = inputs if inputs.is_one_row else inputs.block(0, min(inputs.n_rows, _CHECKED_ROWS))
+        known["check"] = _compared(plan, net, few, _CHECKED_DRAWS, 0, sampling)
+    if own and (abs(known["check"].ratio - 1) > 1 / 3 or known["check"].mean_error > 1):  # more than chance
+        what = f"`net` draws its own random numbers ({', '.join(sorted(own))}), and its output is not linear in them."
+        warnings.warn(f"{what} {known['check']}.", stacklevel=2)
+    return plan
+
+
+def _unchecked_plan(net: nn.Module, inputs: Inputs, options: Linear, sampling: Sampling) -> LinearPlan:
     net, ignored, positions = checked_network(net), sampling.ignored, sampling.positions is not None
     known, started = None, None
     if inputs.device.type != "cpu":  # the comparison with the inspection costs no time while a GPU works
@@ -214,6 +235,62 @@ def _checked_sizes(linear: Linearisation) -> tuple[int, ...]:
             '.detach() and .item() from its forward, or use method="sampling".'
         )
     return tuple(linear.flat(index).shape[1] for index in range(len(linear.outputs)))
+
+
+@dataclass(frozen=True)
+class LinearCheck:
+    """The linear method against draws, over all outputs of all rows; prints as a sentence."""
+
+    ratio: float
+    """The standard deviation by the linear method, relative to that of the draws: the median."""
+    low: float
+    high: float
+    """The 10th and the 90th percentile of that ratio; a few draws alone spread it by 1 / sqrt(2 n_draws)."""
+    rank_correlation: float
+    """Of the two standard deviations; NaN for a single output."""
+    mean_error: float
+    """The distance between the means in standard deviations of the draws: the median."""
+    n_draws: int
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the deviations agree to 15 % in the median, and the means to half a deviation."""
+        return abs(self.ratio - 1) <= 0.15 and self.mean_error <= 0.5
+
+    def __str__(self) -> str:
+        advice = 'method="linear" will do' if self.agrees else 'use method="sampling"'
+        return (
+            f"linear method: {self.ratio:.2f} times the standard deviation of {self.n_draws} draws "
+            f"[{self.low:.2f}, {self.high:.2f}], rank correlation {self.rank_correlation:.2f},\n"
+            f"means {self.mean_error:.2f} deviations apart: {advice}"
+        )
+
+
+def check_linear(
+    net: nn.Module, x: Any, *, n_draws: int = 30, seed: int = 0, sampling: Sampling = Sampling()
+) -> LinearCheck:
+    """By how much the linear method is off, judged by a few draws of the same rows."""
+    inputs = as_inputs(x, row_axis=sampling.row_axis)
+    return _compared(_unchecked_plan(net, inputs, Linear(), sampling), net, inputs, n_draws, seed, sampling)
+
+
+def _compared(
+    plan: LinearPlan, net: nn.Module, inputs: Inputs, n_draws: int, seed: int, sampling: Sampling
+) -> LinearCheck:
+    blocks, keys, pairs = list(plan.run(inputs)), Keys(seed, n_draws, sampling.sampler), []
+    sampled, _ = make_plan(net, inputs, keys=keys, masks="row", sampling=sampling).collected(inputs)
+    for index, outputs in enumerate(sampled):
+        means = torch.cat([block.outputs[index][0] for block in blocks])
+        outputs, means = (torch.view_as_real(one) if one.is_complex() else one for one in (outputs, means))
+        drawn, mean = outputs.double().flatten(1), means.double().flatten()
+        std = torch.cat([block.variances[index] for block in blocks if block.variances]).double().sqrt().flatten()
+        pairs.append(torch.stack([std, drawn.std(0), (mean - drawn.mean(0)).abs()]))
+    found = torch.cat(pairs, 1)
+    std, moved, error = found[:, found[1] >= 1e-9 * found[1].max()]
+    low, middle, high = (std / moved).quantile(torch.tensor([0.1, 0.5, 0.9]).to(std)).tolist()
+    ranks = torch.stack([values.argsort().argsort().double() for values in (std, moved)])
+    correlation = float(ranks.corrcoef()[0, 1]) if len(std) > 1 else float("nan")
+    return LinearCheck(middle, low, high, correlation, float((error / moved).median()), n_draws)
 
 
 def outputs_by(method: str | Linear, net: nn.Module, x: Any, *, n_draws: int, seed: int) -> Any:

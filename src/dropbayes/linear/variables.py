@@ -20,6 +20,9 @@ from dropbayes.sampling.profile import Profile
 from dropbayes.tracing import Site, SiteNames, Source, is_ours, neutral_uniform, version
 from dropbayes.tracing.generators import SENTINEL_SEED
 
+MASK_KINDS = {"dropout", "feature_dropout", "attention", "recurrent"}
+"""The kinds of sites that multiply by a mask."""
+
 _HARD = {"argmax", "argmin", "ceil", "floor", "heaviside", "round", "sign", "trunc"}
 
 
@@ -177,15 +180,8 @@ def standard_masks(
     site: Site, keys: Keys, draws: range, shape: tuple[int, ...], like: Tensor, rows: range | None = None
 ) -> Tensor:
     """Masks of a site less their mean, in standard deviations, `[draw, unit]`; with rows, `[draw, row, unit]`."""
-    drop_prob = site.drop_prob or 0.0
+    rate, number = site.drop_prob or 0.0, site.number or 0
     masks = keep_mask(
-        keys,
-        site.number or 0,
-        drop_prob=drop_prob,
-        draws=draws,
-        rows=rows,
-        shape=shape,
-        dtype=like.dtype,
-        device=like.device,
+        keys, number, drop_prob=rate, draws=draws, rows=rows, shape=shape, dtype=like.dtype, device=like.device
     )
-    return ((masks - (1 - drop_prob)) / (drop_prob * (1 - drop_prob)) ** 0.5).flatten(1 if rows is None else 2)
+    return ((masks - (1 - rate)) / (rate * (1 - rate)) ** 0.5).flatten(1 if rows is None else 2)
