@@ -3,7 +3,8 @@
 *causes*: 100 tables in which one column makes one row uncertain, each fitted by a quick network: how often that column
 has the largest share of the epistemic variance. *likelihoods*: networks of the nine UCI sets with the settings of the
 paper, their test log-likelihood without draws against that of 1,000. *rates*: networks trained without dropout on the
-nine UCI sets and on MNIST, `tune_dropout` against a Laplace approximation of the last layer.
+nine UCI sets and on MNIST, `tune_dropout` (a rate per unit; for classes per layer) against a Laplace approximation of
+the last layer.
 
 Run `DROPBAYES_DATA=... python -m benchmarks.one_pass_tables causes` (or `likelihoods`, `rates`; minutes each, on a CPU);
 it prints a table of docs/one_pass.md and writes `benchmarks/results/one_pass_causes.json`.
@@ -203,8 +204,9 @@ def class_laplace(net: nn.Module, x: Tensor, held: tuple[Tensor, Tensor], test: 
 
 def compared(net: nn.Module, x: Tensor, held: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> dict[str, float]:
     """Test log-likelihoods of tuned rates and of the Laplace approximation."""
-    tuning = db.tune_dropout(net, *held)
-    laplace = gaussian_laplace if test[1].is_floating_point() else class_laplace
+    is_number = test[1].is_floating_point()
+    tuning = db.tune_dropout(net, *held, per="unit" if is_number else "layer")
+    laplace = gaussian_laplace if is_number else class_laplace
     found = {"laplace": laplace(net, x, held, test)}
     if tuning.drop_probs:
         judged = db.evaluate(tuning.network, *test, likelihood=tuning.likelihood, n_draws=1000)
