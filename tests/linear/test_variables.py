@@ -165,3 +165,28 @@ def test_a_comparison_of_what_is_dropped_has_the_derivative_of_each_side(bend):
     bent = bend(x).double()[0]
     found = db.predict(net, x, method="linear").epistemic[0].double()
     torch.testing.assert_close(found, 0.3 / 0.7 * (weight * bent).square().sum(1), rtol=1e-5, atol=0)
+
+
+class _Dropped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, training):
+        mask = torch.bernoulli(torch.full_like(x, 0.7)) / 0.7 if training else torch.ones_like(x)
+        ctx.save_for_backward(mask)
+        return x * mask
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.saved_tensors[0], None
+
+
+def _frozen(m, x):
+    with torch.no_grad():
+        h = m.d(torch.relu(m.a(x)))
+    return m.o(m.e(h))
+
+
+@pytest.mark.parametrize("forward", [lambda m, x: m.o(m.e(_Dropped.apply(m.a(x), m.training))), _frozen])
+def test_dropout_where_derivatives_are_switched_off_is_refused(forward):
+    parts = {"a": nn.Linear(4, 8), "d": nn.Dropout(0.3), "e": nn.Dropout(0.2), "o": nn.Linear(8, 2)}
+    with pytest.raises(NotImplementedError, match="derivatives are switched off"):
+        db.predict(Module(forward, **parts).eval(), torch.randn(3, 4), method="linear")

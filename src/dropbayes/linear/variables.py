@@ -173,6 +173,11 @@ class SiteVariables(Source):
                 f"`net` met a site {name!r} that it did not meet when it was inspected: its forward depends on more "
                 'than its input and weights. Predict with method="sampling".'
             )
+        if not torch.is_grad_enabled():
+            raise NotImplementedError(
+                f"`net` drops where derivatives are switched off ({name}): under torch.no_grad, or in the forward of "
+                'an autograd.Function, where the effect of a mask is not seen. Use method="sampling".'
+            )
         return site
 
 
