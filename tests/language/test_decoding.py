@@ -8,14 +8,16 @@ import torch
 
 import dropbayes as db
 from dropbayes.language.decoding import DrawnModel
+from dropbayes.language.folding import FoldedDraws
 from dropbayes.sampling.masks import Keys
 from tests.sampling.sequence_models import VOCABULARY, sequence_model
 
 
 def drawn(name="gpt2", n_draws=3, at_once=3, together=True):
-    return DrawnModel(
-        sequence_model(name), Keys(0, n_draws), range(n_draws), db.Sampling(positions="tied"), at_once, together
-    )
+    chunks = [range(n_draws)[start : start + at_once] for start in range(0, n_draws, at_once)]
+    keys, sampling = Keys(0, n_draws), db.Sampling(positions="tied")
+    folded = [FoldedDraws(sequence_model(name), keys, chunk, sampling) for chunk in chunks]
+    return DrawnModel(folded, together=together)
 
 
 @torch.no_grad()

@@ -29,14 +29,10 @@ _NEVER_CALLED = re.compile(r"\.dt_proj$")  # state-space layers read its weight 
 
 
 def last_blocks(net: nn.Module, n_blocks: int) -> frozenset[str]:
-    """The weight layers of the last blocks; all draws then share the blocks before them.
+    """The weight layers of the last `n_blocks` blocks; all draws then share the blocks before them.
 
     In an encoder-decoder model these are the decoder's; among several lists of blocks the largest is used, except
     those of images and sound.
-
-    Args:
-        net: A network with a list of blocks.
-        n_blocks: The number of blocks.
     """
     names = _block_names(net)
     check_count("n_blocks", n_blocks, at_most=len(names))

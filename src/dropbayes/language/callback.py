@@ -25,10 +25,6 @@ class UncertaintyCallback(TrainerCallback):
     the expected calibration error of the mean over draws, those of the pass without dropout (`plain_`), and the mean
     mutual information of outcome and weights. For classes of rows, of tokens, and of the next token.
 
-    Args:
-        n_draws: The number of draws.
-        seed: The seed of the draws.
-
     Example:
         trainer = Trainer(model, arguments, ..., callbacks=[UncertaintyCallback()])
     """
@@ -49,11 +45,9 @@ class UncertaintyCallback(TrainerCallback):
         state.log_history.append({**named, "epoch": state.epoch, "step": state.global_step})
 
     def measure(self, model: nn.Module, batches: Any) -> dict[str, float]:
-        """The scores of a model on batches of named inputs with `labels`.
+        """The scores of a classifier of rows or tokens, or of a causal language model.
 
-        Args:
-            model: A classifier of rows or tokens, or a causal language model.
-            batches: The batches: a DataLoader, or a list of dicts.
+        `batches` is a DataLoader or a list of dicts: named inputs with `labels`.
         """
         columns = [self._columns(model, batch) for batch in batches]
         if not sum(len(labels) for *_, labels in columns):
@@ -73,15 +67,10 @@ class UncertaintyCallback(TrainerCallback):
         device = next(model.parameters()).device
         inputs = {name: value.to(device) for name, value in batch.items() if name != "labels"}
         labels = batch["labels"].to(device)
-        prediction = predict(
-            _Logits(model),
-            inputs,
-            likelihood=Categorical(class_axis=-1),
-            n_draws=self.n_draws,
-            seed=self.seed,
-            progress=False,
-        )
-        plain = evaluation_output(_Logits(model), inputs).float().softmax(-1)
+        network, classes = _Logits(model), Categorical(class_axis=-1)
+        settings: dict[str, Any] = {"n_draws": self.n_draws, "seed": self.seed, "progress": False}
+        prediction = predict(network, inputs, likelihood=classes, **settings)
+        plain = evaluation_output(network, inputs).float().softmax(-1)
         drawn, information = prediction.mean, prediction.mutual_information
         can_generate = getattr(model, "can_generate", bool)
         if can_generate() and not model.config.is_encoder_decoder and labels.dim() == 2:  # of the next token

@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
 from dropbayes.language.folding import FoldedDraws, cache_bytes, cache_name, n_rows_of, reorder, spread
-from dropbayes.sampling import Keys, Sampling, View, copied_cache, equal_but_for_rounding
+from dropbayes.sampling import View, copied_cache, equal_but_for_rounding
 
 _MODES = ("greedy_search", "sample", "beam_search", "beam_sample")
-_QUANTISED = ("torch.ao.nn.quantized", "bitsandbytes", "hqq", "optimum.quanto", "torchao")
 _OURS = {
     "past_key_values": "each draw makes its own cache",
     "return_dict_in_generate": "the result already describes each token",
@@ -31,8 +30,6 @@ _OURS = {
 # By model, the keys for which a cached step was checked against the whole text.
 _checked: weakref.WeakKeyDictionary[nn.Module, set[Any]] = weakref.WeakKeyDictionary()
 
-_GROWING = ("input_ids", "decoder_input_ids", "position_ids", "token_type_ids", "decoder_position_ids")
-
 
 class DrawnModel:
     """The stand-in for the model in transformers' `generate`, with masks by position.
@@ -40,17 +37,14 @@ class DrawnModel:
     `together`, all draws read the same text and return their mean; otherwise each reads its own rows.
     """
 
-    def __init__(
-        self, net: nn.Module, keys: Keys, draws: range, sampling: Sampling, draws_at_once: int, together: bool
-    ) -> None:
-        self.net, self.n_draws, self.together = net, len(draws), together
-        chunks = [draws[start : start + draws_at_once] for start in range(0, len(draws), draws_at_once)]
-        self.chunks = [FoldedDraws(net, keys, chunk, sampling) for chunk in chunks]
+    def __init__(self, chunks: list[FoldedDraws], *, together: bool) -> None:
+        self.chunks, self.together, first = chunks, together, chunks[0]
+        self.net, self.n_draws = first.net, sum(len(chunk.draws) for chunk in chunks)
         self.log_probs: Tensor | None = None
         self.cache_bytes = 0
         self._caches: list[Any] = []
         self._prompt: dict[str, Any] = {}
-        self._keyed = (keys, draws, sampling)
+        self._keyed = (first.keys, first.draws.start, self.n_draws, first.sampling)
 
     def model(self) -> Any:
         """The view of the model on which `generate` is called."""
@@ -69,7 +63,7 @@ class DrawnModel:
         name = cache_name(arguments)
         cache: Any = arguments.get(name or "")
         is_prompt = cache is not None and not any(cache is known for known in self._caches)
-        if cache is not None and is_prompt:  # a new, empty one: of the first draws, with one more for each other chunk
+        if is_prompt:  # a new, empty one: of the first draws, with one more for each other chunk
             self._caches = [cache, *(copied_cache(cache) for _ in self.chunks[1:])]
             if self.together or self.n_draws > 1:
                 cache.reorder_cache = self._reorder
@@ -112,8 +106,8 @@ class DrawnModel:
         """Raises if the first step from the cache differs from a forward pass of the whole text without sharing."""
         assert self.log_probs is not None
         whole = {key: value for key, value in step.items() if key != name}
-        for key in _GROWING:
-            if isinstance(step.get(key), Tensor):
+        for key in ("input_ids", "decoder_input_ids", "position_ids", "token_type_ids", "decoder_position_ids"):
+            if step.get(key) is not None:
                 whole[key] = torch.cat([self._prompt[key], step[key]], -1)
         mask = self._prompt.get("attention_mask")
         if isinstance(mask, Tensor) and "input_ids" in whole and mask.shape == self._prompt["input_ids"].shape:
@@ -147,7 +141,8 @@ def checked_language_model(model: Any) -> nn.Module:
             "`model` must not be compiled: compiled code hides its dropout. Pass the model that was compiled."
         )
     homes = {type(module).__module__ for module in model.modules()}
-    if getattr(model, "is_quantized", False) or any(home.startswith(_QUANTISED) for home in homes):
+    quantised = ("torch.ao.nn.quantized", "bitsandbytes", "hqq", "optimum.quanto", "torchao")
+    if getattr(model, "is_quantized", False) or any(home.startswith(quantised) for home in homes):
         raise ValueError(
             "`model` must not be quantised: how its kernels round may depend on the batch, so that a draw among others "
             "need not be the draw alone. Load it in bfloat16 or float16."

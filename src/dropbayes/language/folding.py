@@ -46,8 +46,7 @@ class FoldedDraws:
     """Some draws of a model, with the call signature of the model; its masks are by position."""
 
     def __init__(self, net: nn.Module, keys: Keys, draws: range, sampling: Sampling) -> None:
-        self.net, self.keys, self.draws = net, keys, draws
-        self.sampling = sampling
+        self.net, self.keys, self.draws, self.sampling = net, keys, draws, sampling
         self._known: dict[Any, Inspection] = {}
         self._views: dict[int, nn.Module] = {}
         self._source: KeyedSource | None = None
@@ -60,13 +59,12 @@ class FoldedDraws:
         If they read `alike` rows, the blocks before the first site are computed once.
         """
         inspection = self.inspection(arguments, n_rows)
-        inputs = _texts_first({name: self._map(self._first_draw, value) for name, value in arguments.items()})
+        inputs = self._one_draw(arguments)
         spec = mask_spec(inspection, inputs, keys=self.keys, masks="shared", sampling=self.sampling)
         source = KeyedSource(spec, self.draws, range(n_rows), folded=True)
-        view = self._view(inspection)
+        self._source, self._alike, view = source, alike, self._view(inspection)
         source.follow(view)
-        self._source, self._alike = source, alike
-        folded = {name: self._map(self._fold, value) for name, value in arguments.items()}
+        folded = pytree.tree_map(self._fold, arguments, is_leaf=is_cache)
         try:
             with Interception(source):
                 output = eagerly(view.__call__)(**folded)
@@ -80,16 +78,13 @@ class FoldedDraws:
 
     def inspection(self, arguments: dict[str, Any], n_rows: int) -> Inspection:
         """The inspection of the model for arguments of this form, on the first draw's rows."""
-        self._n_rows = n_rows
-        cache = arguments.get(cache_name(arguments) or "")
-        filled = cache is not None and any(map(tensors_of, layers_of(cache)))
+        self._n_rows, name = n_rows, cache_name(arguments)
+        filled = name is not None and any(map(tensors_of, layers_of(arguments[name])))
         lengths = [arguments[name].shape[1] == 1 for name in _TEXT if arguments.get(name) is not None]
         form = (tuple(sorted(n for n, v in arguments.items() if v is not None)), tuple(lengths), filled, n_rows == 1)
         if form not in self._known:
-            first = {name: self._map(self._first_draw, value) for name, value in arguments.items()}
-            if cache is not None:
-                first[cache_name(arguments) or ""] = first_rows(cache, n_rows)
-            inputs = _texts_first(first)
+            cache = {} if name is None else {name: first_rows(arguments[name], n_rows)}
+            inputs = self._one_draw(arguments | cache)
             inspection = inspect(self.net, inputs, self.sampling.ignored, positions=True, any_length=True)
             inspection.profile.check_random()
             if not inspection.profile.rows_together or inspection.profile.host_random:
@@ -105,8 +100,11 @@ class FoldedDraws:
         sites = self.inspection(arguments, n_rows).profile.sites
         return all(site.layout is not None and site.layout.inner for site in sites if site.is_random)
 
-    def _map(self, function: Callable[[Any], Any], value: Any) -> PyTree:
-        return value if value is None or is_cache(value) else pytree.tree_map(function, value, is_leaf=is_cache)
+    def _one_draw(self, arguments: dict[str, Any]) -> Inputs:
+        """The arguments of the first draw as inputs, texts first: their number is the number of rows."""
+        names = sorted(arguments, key=lambda name: name not in _TEXT)
+        given = {name: arguments[name] for name in names if arguments[name] is not None}
+        return as_inputs(pytree.tree_map(self._first_draw, given, is_leaf=is_cache))
 
     def _fold(self, leaf: PyTree) -> PyTree:
         """The rows of one draw, repeated for each draw."""
@@ -140,13 +138,7 @@ class FoldedDraws:
         if self._source.site or not self._alike or len(self.draws) == 1:
             return forward(*args, **kwargs)
         args, kwargs = pytree.tree_map(self._first_draw, (args, kwargs), is_leaf=is_cache)
-        return self._map(self._fold, forward(*args, **kwargs))
-
-
-def _texts_first(arguments: dict[str, Any]) -> Inputs:
-    """The arguments as inputs, texts first: their number is the number of rows."""
-    names = sorted(arguments, key=lambda name: name not in _TEXT)
-    return as_inputs({name: arguments[name] for name in names if arguments[name] is not None})
+        return pytree.tree_map(self._fold, forward(*args, **kwargs), is_leaf=is_cache)
 
 
 def cache_name(arguments: dict[str, Any]) -> str | None:

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
-from dropbayes.language.decoding import (
-    DrawnModel,
-    checked_language_model,
-    checked_options,
-    checked_padding,
-    generating_module,
-)
-from dropbayes.language.scoring import Text, Texts, by_position, decoded, named_inputs, score_answers
+from dropbayes.language.decoding import DrawnModel, checked_language_model, checked_options, checked_padding
+from dropbayes.language.scoring import Text, Texts, decoded, named_inputs, score_answers
 from dropbayes.language.uncertainty import TextUncertainty, TokenUncertainty, UncertaintyRecord, text_frame, text_table
 from dropbayes.runtime.formatting import Printed, Table
 from dropbayes.sampling import Sampling, derived_seed
@@ -122,11 +116,8 @@ def generate(
         raise ValueError("`on_token` needs tokens one at a time; a beam search has its texts at the end only.")
     if on_token is not None and per_draw:
         raise ValueError("`on_token` goes with per_draw=False; texts of single draws end at different lengths.")
-    given = named_inputs(inputs, tokenizer, model)
-    n_rows = given["input_ids"].shape[0]
-    decoder = not generating_module(model).config.is_encoder_decoder
-    checked_padding(config, n_rows, given.get("attention_mask") if decoder else None)
-    work = Texts(model, keys, by_position(sampling), given, n_rows, config, options)
+    work = Texts(model, keys, sampling, named_inputs(inputs, tokenizer, model), config, options)
+    checked_padding(config, work.n_rows, None if work.has_encoder else work.given.get("attention_mask"))
     at_once = work.at_once(draws_at_once)
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     with torch.no_grad(), torch.random.fork_rng(devices=devices):
@@ -136,7 +127,7 @@ def generate(
 
 
 def _under_the_mean(work: Texts, at_once: int, on_token: Callable[[TokenUncertainty], None] | None) -> Generation:
-    drawn = work.drawn_model(range(work.keys.n_draws), at_once, together=True)
+    drawn = DrawnModel(work.folded(range(work.keys.n_draws), at_once), together=True)
     record, ends = UncertaintyRecord(), _ends(work.config)
     is_beam = (work.config.num_beams or 1) > 1
     alive: list[Tensor] = []
@@ -144,25 +135,22 @@ def _under_the_mean(work: Texts, at_once: int, on_token: Callable[[TokenUncertai
     def observe(sequences: Tensor, _: Any, **__: Any) -> Tensor:
         """A stopping criterion that never stops: it observes each token as it is chosen."""
         tokens = sequences[:, -1]
-        if not is_beam:
-            assert drawn.log_probs is not None
-            living = alive[-1] if alive else torch.ones_like(tokens, dtype=torch.bool)
-            step = record.add(drawn.log_probs, tokens, living)
-            alive.append(living & ~torch.isin(tokens, ends.to(tokens.device)))
-            if on_token is not None:
-                on_token(step)
+        assert drawn.log_probs is not None
+        living = alive[-1] if alive else torch.ones_like(tokens, dtype=torch.bool)
+        step = record.add(drawn.log_probs, tokens, living)
+        alive.append(living & ~torch.isin(tokens, ends.to(tokens.device)))
+        if on_token is not None:
+            on_token(step)
         return torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
 
-    sequences = _decode(work, drawn, work.with_encoder(drawn), observe)
+    sequences = _decode(work, drawn, work.with_encoder(drawn.chunks), None if is_beam else observe)
     answer = sequences[:, work.new_from :]
     if is_beam:
         repeats = len(sequences) // work.n_rows
         repeated = {name: value.repeat_interleave(repeats, 0) for name, value in work.given.items()}
-        judged = replace(work, given=repeated, n_rows=len(sequences))
-        record = score_answers(judged, answer, _until_the_end(answer, ends), at_once)
-    result = record.result()
-    values = {field.name: getattr(result, field.name) for field in fields(result)}
-    return Generation(sequences=sequences, cache_bytes=drawn.cache_bytes, n_draws=work.keys.n_draws, **values)
+        record = score_answers(replace(work, given=repeated), answer, _until_the_end(answer, ends), at_once)
+    judged = vars(record.result())
+    return Generation(sequences=sequences, cache_bytes=drawn.cache_bytes, n_draws=work.keys.n_draws, **judged)
 
 
 def _under_each_draw(work: Texts, at_once: int) -> DrawnTexts:
@@ -171,13 +159,10 @@ def _under_each_draw(work: Texts, at_once: int) -> DrawnTexts:
     texts, largest = [], 0
     for start in range(0, work.keys.n_draws, at_once):
         draws = range(work.keys.n_draws)[start : start + at_once]
-        drawn = work.drawn_model(draws, len(draws), together=False)
-        inputs = work.with_encoder(drawn)
-        repeated = {
-            name: value if name == "encoder_outputs" else value.repeat(len(draws), 1) for name, value in inputs.items()
-        }
-        sequences = _decode(work, drawn, repeated, None)
-        texts.append(sequences.unflatten(0, (len(draws), work.n_rows)))
+        drawn = DrawnModel(work.folded(draws, at_once), together=False)
+        inputs = work.with_encoder(drawn.chunks)
+        inputs |= {name: inputs[name].repeat(len(draws), 1) for name in work.given}
+        texts.append(_decode(work, drawn, inputs, None).unflatten(0, (len(draws), work.n_rows)))
         largest = max(largest, drawn.cache_bytes)
     width = max(text.shape[-1] for text in texts)
     pad = 0 if work.config.pad_token_id is None else int(work.config.pad_token_id)
@@ -202,11 +187,9 @@ def _decode(work: Texts, drawn: DrawnModel, inputs: dict[str, Any], observe: Any
     """The sequences that transformers' `generate` decodes from the drawn model."""
     from transformers import StoppingCriteriaList
 
-    criteria = StoppingCriteriaList(work.options.get("stopping_criteria") or [])
-    if observe is not None:
-        criteria.append(observe)
-    options = {name: value for name, value in work.options.items() if name != "stopping_criteria"}
-    sequences: Tensor = drawn.model().generate(**inputs, **options, stopping_criteria=criteria)
+    own = [] if observe is None else [observe]
+    criteria = StoppingCriteriaList([*(work.options.get("stopping_criteria") or []), *own])
+    sequences: Tensor = drawn.model().generate(**inputs, **work.options | {"stopping_criteria": criteria})
     return sequences
 
 

@@ -10,6 +10,7 @@ are $T$ adapters in PEFT's format, which any server of adapters can load.
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import pathlib
 import shutil
@@ -57,8 +58,7 @@ def export_adapters(
     weights = peft.get_peft_model_state_dict(model, adapter_name=name)
     config = copy.copy(model.peft_config[name])
     config.lora_dropout, config.inference_mode = 0.0, True
-    observed = _Observation(model, name)
-    network = observed.network
+    network, drawn = _observed(model, name)
     random = [site.path for site in sites(network, inputs) if site.drop_prob]
     others = [path for path in random if ".lora_" not in path and not hasattr(network.get_submodule(path), "lora_A")]
     if others:
@@ -72,7 +72,7 @@ def export_adapters(
             tied = Sampling(positions="tied")
             function_draw(network, index, n_draws=n_draws, seed=seed, sampling=tied)(inputs)
             config.save_pretrained(pathlib.Path(unfinished) / draw)
-            tensors = {key: value.contiguous() for key, value in {**weights, **observed.weights()}.items()}
+            tensors = {key: value.contiguous() for key, value in {**weights, **drawn}.items()}
             save_file(tensors, pathlib.Path(unfinished) / draw / peft.utils.SAFETENSORS_WEIGHTS_NAME)
         for draw in names:
             shutil.move(pathlib.Path(unfinished) / draw, folder / draw)
@@ -103,39 +103,31 @@ def _checked_adapter(model: Any) -> tuple[Any, str]:
     return peft, active[0]
 
 
-class _Observation:
-    """A copy of the network, over the same weights, that records the adapters' weights of its last draw."""
+def _observed(model: nn.Module, adapter: str) -> tuple[nn.Module, dict[str, Tensor]]:
+    """A copy of the network, over the same weights, and the adapters' weights of its last draw, by PEFT's names."""
+    tensors = [*model.parameters(), *model.buffers()]
+    network = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+    drawn: dict[str, Tensor] = {}
 
-    def __init__(self, model: nn.Module, adapter: str) -> None:
-        tensors = [*model.parameters(), *model.buffers()]
-        self.network = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
-        self.adapter = adapter
-        self.seen: dict[str, Tensor] = {}
-        for name in adapters(self.network):
-            if name.endswith(f".lora_A.{adapter}"):
-                self._watch(name, adapted_layer(self.network, name))
+    def read(module: Any, args: Any, name: str) -> None:
+        drawn[name] = module.lora_A[adapter].weight.detach()
 
-    def _watch(self, name: str, layer: Any) -> None:
-        if hasattr(layer, "parameter_name"):  # its matrix is dropped itself
+    def ones(module: Any, args: Any) -> tuple[Tensor]:  # whose dropout is the mask, divided by the keep probability
+        return (torch.ones_like(args[0]),)
 
-            def read(module: Any, args: Any) -> None:
-                self.seen[name] = module.lora_A[self.adapter].weight.detach()
+    def multiply(module: Any, args: Any, name: str) -> None:
+        mask = args[0].detach().reshape(-1, *args[0].shape[-1:])
+        if mask.dim() != 2 or not bool((mask == mask[:1]).all()):
+            raise ValueError(f"the mask before {name} must be the same at all positions to be part of an adapter.")
+        drawn[name] = module.weight.detach() * mask[0]
 
-            layer.register_forward_pre_hook(read)
-            return
-
-        def ones(module: Any, args: Any) -> tuple[Tensor]:  # whose dropout is the mask, divided by the keep probability
-            return (torch.ones_like(args[0]),)
-
-        def record_weight(module: Any, args: Any) -> None:
-            mask = args[0].detach().reshape(-1, *args[0].shape[-1:])
-            if mask.dim() != 2 or not bool((mask == mask[:1]).all()):
-                raise ValueError(f"the mask before {name} must be the same at all positions to be part of an adapter.")
-            self.seen[name] = module.weight.detach() * mask[0]
-
-        layer.lora_dropout[self.adapter].register_forward_pre_hook(ones)
-        layer.lora_A[self.adapter].register_forward_pre_hook(record_weight)
-
-    def weights(self) -> dict[str, Tensor]:
-        """The weights of the draw, by their names in PEFT's files."""
-        return {f"{name.removesuffix(f'.{self.adapter}')}.weight": value for name, value in self.seen.items()}
+    for path in adapters(network):
+        if path.endswith(f".lora_A.{adapter}"):
+            layer: Any = adapted_layer(network, path)
+            name = f"{path.removesuffix(f'.{adapter}')}.weight"
+            if hasattr(layer, "parameter_name"):  # its matrix is dropped itself
+                layer.register_forward_pre_hook(functools.partial(read, name=name))
+            else:
+                layer.lora_dropout[adapter].register_forward_pre_hook(ones)
+                layer.lora_A[adapter].register_forward_pre_hook(functools.partial(multiply, name=name))
+    return network, drawn

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
-from dropbayes.language.decoding import DrawnModel, checked_language_model, checked_options, generating_module
+from dropbayes.language.decoding import checked_language_model, checked_options, generating_module
 from dropbayes.language.folding import FoldedDraws
 from dropbayes.language.uncertainty import TextUncertainty, TokenUncertainty, UncertaintyRecord
 from dropbayes.runtime.validation import check_count
@@ -37,16 +37,9 @@ def score(
 ) -> TextUncertainty:
     """The uncertainty of given answers to prompts, as `generate` reports it for its own texts.
 
-    Args:
-        model: As in `generate`.
-        prompt: As the inputs of `generate`; for an encoder-decoder model, the encoder's input.
-        answer: The answers, one for each prompt: texts, or their token ids `[row, token]`, padded on the right.
-        tokenizer: The model's tokenizer, for texts.
-        answer_mask: Which of them are part of an answer; by default all but the model's padding token.
-        n_draws: As in `generate`.
-        seed: As in `generate`.
-        draws_at_once: As in `generate`.
-        sampling: As in `generate`.
+    The answers, one for each prompt, are texts or their token ids `[row, token]`, padded on the right; `answer_mask`
+    says which of these are part of an answer, by default all but the model's padding token. The prompts are as the
+    inputs of `generate`, for an encoder-decoder model the encoder's input; the other arguments are those of `generate`.
     """
     model = checked_language_model(model)
     keys = sampling.keys(n_draws, seed)
@@ -54,17 +47,22 @@ def score(
     if not isinstance(answer, Tensor):
         encoded = tokenized("answer", answer, tokenizer, model, side="right", add_special_tokens=False)
         answer, answer_mask = encoded["input_ids"], encoded["attention_mask"]
+    if answer.dim() != 2 or 0 in answer.shape or answer.is_floating_point():
+        raise TypeError(f"`answer` must be token ids [row, token]; got {answer.shape!r}.")
+    n_rows = given["input_ids"].shape[0]
+    if len(answer) != n_rows:
+        raise ValueError(f"`answer` must have a row for each of the {n_rows} prompts; got {len(answer)}.")
+    shape = tuple(answer.shape)
+    if answer_mask is not None and answer_mask.shape != shape:
+        raise ValueError(f"`answer_mask` must have the shape of `answer`, {shape}; got {answer_mask.shape}.")
     config = checked_options(model, {})
-    mask = _answer_mask(answer, answer_mask, config.pad_token_id, given["input_ids"].shape[0])
-    work = Texts(model, keys, by_position(sampling), given, len(answer), config, {})
+    if answer_mask is None:
+        pad = config.pad_token_id
+        answer_mask = torch.ones_like(answer) if pad is None else answer != int(pad)
+    work = Texts(model, keys, sampling, given, config, {})
     with torch.no_grad():
-        result = score_answers(work, answer, mask, work.at_once(draws_at_once)).result()
+        result = score_answers(work, answer, answer_mask.bool(), work.at_once(draws_at_once)).result()
     return replace(result, texts=decoded(tokenizer, result.tokens, result.mask))
-
-
-def by_position(sampling: Sampling) -> Sampling:
-    """The settings with masks along positions, tied unless said otherwise: a text is read from a cache."""
-    return replace(sampling, positions=sampling.positions or "tied")
 
 
 @dataclass(frozen=True)
@@ -75,23 +73,25 @@ class Texts:
     keys: Keys
     sampling: Sampling
     given: dict[str, Tensor]
-    n_rows: int
     config: Any
     options: dict[str, Any]
 
-    def drawn_model(self, draws: range, at_once: int, together: bool) -> DrawnModel:
-        """The stand-in for the model in transformers' `generate`, with some of the draws."""
-        return DrawnModel(self.model, self.keys, draws, self.sampling, at_once, together)
+    @property
+    def n_rows(self) -> int:
+        """The number of prompts."""
+        return len(self.given["input_ids"])
+
+    def folded(self, draws: range, at_once: int = 1) -> list[FoldedDraws]:
+        """Some draws, so many in a batch; masks are tied over positions unless said otherwise, as a cache is read."""
+        chunks = [draws[start : start + at_once] for start in range(0, len(draws), at_once)]
+        sampling = replace(self.sampling, positions=self.sampling.positions or "tied")
+        return [FoldedDraws(self.model, self.keys, chunk, sampling) for chunk in chunks]
 
     def at_once(self, wanted: int | None) -> int:
-        """The most draws in one batch: as many as wanted, by default all; 1 if a mask has no rows.
-
-        Raises:
-            ValueError: The model has no dropout, or its draws cannot share a batch.
-        """
+        """The most draws in one batch: as many as wanted, by default all; 1 if a mask has no rows."""
         n_draws = self.keys.n_draws
         check_count("draws_at_once", n_draws if wanted is None else wanted)
-        one = FoldedDraws(self.model, self.keys, range(1), self.sampling)
+        (one,) = self.folded(range(1))
         texts = {name: value for name, value in self.given.items() if self.has_encoder or name in _TEXTS}
         arguments, _ = _whole_text(self, texts, self.given["input_ids"][:, :1], torch.ones(self.n_rows, 1))
         return min(wanted or n_draws, n_draws) if one.is_foldable(arguments, self.n_rows) else 1
@@ -115,17 +115,15 @@ class Texts:
         """The column of a sequence at which new tokens begin."""
         return 1 if self.has_encoder else int(self.given["input_ids"].shape[1])
 
-    def with_encoder(self, drawn_model: DrawnModel) -> dict[str, Any]:
+    def with_encoder(self, chunks: list[FoldedDraws]) -> dict[str, Any]:
         """The inputs, with the encoder's output for each draw; it runs once, as part of the whole model."""
         if not self.has_encoder:
             return dict(self.given)
         from transformers.modeling_outputs import BaseModelOutput
 
         start = torch.full((self.n_rows, 1), self.start_token, device=self.given["input_ids"].device)
-        states = [
-            chunk({**self.given, "decoder_input_ids": start, "use_cache": False}, self.n_rows).encoder_last_hidden_state
-            for chunk in drawn_model.chunks
-        ]
+        whole = {**self.given, "decoder_input_ids": start, "use_cache": False}
+        states = [chunk(whole, self.n_rows).encoder_last_hidden_state for chunk in chunks]
         return {**self.given, "encoder_outputs": BaseModelOutput(last_hidden_state=torch.cat(states))}
 
 
@@ -134,7 +132,7 @@ def score_answers(
 ) -> UncertaintyRecord:
     """The uncertainty of given answers, in chunks of rows."""
     draws = range(work.keys.n_draws) if draws is None else draws
-    folded = work.drawn_model(draws, at_once, together=True).chunks
+    folded = work.folded(draws, at_once)
     vocabulary = int(generating_module(work.model).config.get_text_config().vocab_size)
     bytes_per_row = 4 * len(draws) * answer.shape[1] * vocabulary
     rows_at_once = max(1, 2**28 // bytes_per_row)
@@ -144,17 +142,13 @@ def score_answers(
         rows = slice(start, start + rows_at_once)
         arguments, columns = _whole_text(work, {k: v[rows] for k, v in work.given.items()}, answer[rows], mask[rows])
         n_rows = len(answer[rows])
-        logits = [
-            one(arguments, n_rows).logits[:, columns].float().unflatten(0, (len(one.draws), n_rows)) for one in folded
-        ]
+        logits = [one(arguments, n_rows).logits[:, columns].float().unflatten(0, (-1, n_rows)) for one in folded]
         log_probs = torch.cat(logits).log_softmax(-1)
         blocks.append(UncertaintyRecord())
         for position in range(answer.shape[1]):
             blocks[-1].add(log_probs[:, :, position], answer[rows, position], mask[rows, position])
     for steps in zip(*(block.steps for block in blocks), strict=True):
-        joined = {
-            field.name: torch.cat([getattr(step, field.name) for step in steps], -1) for field in fields(steps[0])
-        }
+        joined = {name: torch.cat([vars(step)[name] for step in steps], -1) for name in vars(steps[0])}
         record.steps.append(TokenUncertainty(**joined))
     return record
 
@@ -220,15 +214,3 @@ def named_inputs(inputs: PyTree, tokenizer: Any, model: nn.Module) -> dict[str, 
             f"`input_ids` must be whole numbers [row, token], at least one of each; got shape {tuple(ids.shape)}."
         )
     return {name: value for name, value in named.items() if isinstance(value, Tensor)}
-
-
-def _answer_mask(answer: Tensor, mask: Tensor | None, pad: Any, n_rows: int) -> Tensor:
-    if answer.dim() != 2 or 0 in answer.shape or answer.is_floating_point():
-        raise TypeError(f"`answer` must be token ids [row, token]; got {answer.shape!r}.")
-    if len(answer) != n_rows:
-        raise ValueError(f"`answer` must have a row for each of the {n_rows} prompts; got {len(answer)}.")
-    if mask is not None:
-        if mask.shape != answer.shape:
-            raise ValueError(f"`answer_mask` must have the shape of `answer`, {tuple(answer.shape)}; got {mask.shape}.")
-        return mask.bool()
-    return torch.ones_like(answer, dtype=torch.bool) if pad is None else answer != int(pad)

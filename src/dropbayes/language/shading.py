@@ -103,11 +103,7 @@ class ShadedText:
         return text.append(f" {self.scale:.3g}", style="dim")
 
     def print(self, **options: Any) -> None:
-        """Prints the text to a terminal, in colour where it is supported.
-
-        Args:
-            options: Options of `rich.console.Console`.
-        """
+        """Prints the text to a terminal, in colour where it is supported, with options of `rich.console.Console`."""
         from rich.console import Console
 
         console = Console(highlight=False, **options)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -169,24 +169,19 @@ class UncertaintyRecord:
 
     def result(self) -> TextUncertainty:
         """The uncertainty of the texts so far."""
-        every = {
-            one.name: torch.stack([getattr(step, one.name) for step in self.steps], -1) for one in fields(self.steps[0])
-        }
+        every = {name: torch.stack([vars(step)[name] for step in self.steps], -1) for name in vars(self.steps[0])}
         mask, draws = every["mask"], every["draw_log_probs"]
         texts = draws.nansum(-1).logsumexp(0) - math.log(len(draws))
+        weighted = every["weighted_entropy"], every["weighted_expected_entropy"]
         names = ("log_prob", "entropy", "expected_entropy", "mutual_information", "disagreement")
-        tokens: dict[str, Any] = {f"token_{name}": every[name] for name in names}
+        known: dict[str, Any] = {f"token_{name}": every[name] for name in names}
+        known |= {name: every[name] for name in ("tokens", "mask", "draw_log_probs")}
         return TextUncertainty(
-            tokens=every["tokens"],
-            mask=mask,
-            draw_log_probs=draws,
             product_of_expectations=_sequence(
                 every["log_prob"].nansum(-1), every["entropy"], every["expected_entropy"], mask
             ),
-            expectation_of_products=_sequence(
-                texts, every["weighted_entropy"], every["weighted_expected_entropy"], mask
-            ),
-            **tokens,
+            expectation_of_products=_sequence(texts, *weighted, mask),
+            **known,
         )
 
 
@@ -249,14 +244,9 @@ def semantic_entropy(
 def entailment(model: Any, tokenizer: Any, *, question: str = "") -> Callable[[str, str], bool]:
     """Whether one text implies another, by a model of natural-language inference: for `semantic_entropy`.
 
-    Args:
-        model: A sequence classifier of transformers one of whose labels is "entailment"
-            (`AutoModelForSequenceClassification.from_pretrained("microsoft/deberta-large-mnli")`).
-        tokenizer: Its tokenizer.
-        question: The question that the texts answer, put before both.
-
-    Returns:
-        A function of a premise and a hypothesis.
+    The function of a premise and a hypothesis asks a sequence classifier of transformers one of whose labels is
+    "entailment" (`AutoModelForSequenceClassification.from_pretrained("microsoft/deberta-large-mnli")`). The `question`
+    that the texts answer is put before both.
     """
     labels = {index: str(label).lower() for index, label in model.config.id2label.items()}
     implied = [index for index, label in labels.items() if label.startswith("entail")]
