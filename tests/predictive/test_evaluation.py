@@ -100,6 +100,8 @@ def test_unequal_rows_and_missing_outcomes_are_refused():
         db.evaluate(net, x, torch.zeros(5, 1), likelihood=None)
     with pytest.raises(TypeError, match="pairs"):
         db.evaluate(net, DataLoader(TensorDataset(x)), likelihood=likelihood, progress=False)
+    with pytest.raises(ValueError, match="at least one batch"):
+        db.evaluate(net, DataLoader([]), likelihood=likelihood, progress=False)
     with pytest.raises(AttributeError, match="an evaluation has"):
         _ = db.evaluate(net, x, torch.zeros(5, 1), likelihood=likelihood).accuracy
 

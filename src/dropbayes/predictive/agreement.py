@@ -76,10 +76,8 @@ def interval_agreement(pit: Array, *, in_series: bool = False) -> Agreement:
         return Agreement("few", f"{n} rows are too few to judge calibration")
     counted = independent_rows(pit) if in_series else n
     if counted < MIN_ROWS:
-        text = (
-            f"{n:,} rows that follow one another err together and tell as much as {counted:.0f} independent ones, too"
-        )
-        return Agreement("few", f"{text} few to judge calibration")
+        worth = f"err together and tell as much as {counted:.0f} independent ones"
+        return Agreement("few", f"{n:,} rows that follow one another {worth}, too few to judge calibration")
     curve = interval_reliability(pit)
     at = [round(100 * level) - 1 for level in COVERAGE_LEVELS]
     gap = (curve.observed - curve.claimed)[at]
@@ -165,12 +163,7 @@ def uneven_width(pit: Array, columns: Mapping[str, Array]) -> str:
 
 
 def class_agreement(probabilities: Array, labels: Array) -> Agreement:
-    """The verdict on class probabilities: mean confidence against accuracy, then the calibration error against chance.
-
-    Args:
-        probabilities: Predictive probabilities, `[row, class]`.
-        labels: Class indices, `[row]`.
-    """
+    """The verdict on class probabilities: mean confidence against accuracy, then calibration error against chance."""
     confidence, correct = confidence_and_correctness(probabilities, labels)
     n = len(confidence)
     if n < MIN_ROWS:

@@ -35,14 +35,11 @@ class Detection(Printed):
 
 
 def detect_outliers(known: Prediction, other: Prediction) -> Detection:
-    """How well the uncertainties of two predictions tell out-of-distribution rows from known ones.
+    """How well the uncertainties of a network's predictions tell out-of-distribution rows from known ones.
 
-    For classes the entropy, the mutual information, the variation ratio and the variance of the probabilities over
-    draws; for numbers the total and the epistemic variance. A row of several numbers has their mean.
-
-    Args:
-        known: The prediction for rows like those of the training.
-        other: The prediction for rows of another kind, by the same network.
+    `known` are rows like those of the training, `other` rows of another kind. For classes the entropy, the mutual
+    information, the variation ratio and the variance of the probabilities over draws; for numbers the total and the
+    epistemic variance. A row of several numbers has their mean.
 
     Example:
         >>> zeros = torch.zeros(3, 1)
@@ -71,9 +68,8 @@ def detect_outliers(known: Prediction, other: Prediction) -> Detection:
 
 def _uncertainties(prediction: Prediction) -> dict[str, Tensor]:
     n_rows, axis = len(prediction), prediction.row_axis or 0
-    found = {name: getattr(prediction, name).movedim(axis, 0) for name in ("variance", "epistemic")}
-    if prediction.information:
-        found = {name: getattr(prediction, name) for name in ("entropy", "mutual_information", "variation_ratio")} | {
-            "epistemic": found["epistemic"]
-        }
+    classes = ("entropy", "mutual_information", "variation_ratio") if prediction.information else ()
+    found = {name: getattr(prediction, name) for name in classes}
+    for name in ("epistemic",) if prediction.information else ("variance", "epistemic"):
+        found[name] = getattr(prediction, name).movedim(axis, 0)
     return {name: value.reshape(n_rows, -1).double().mean(1) for name, value in found.items()}

@@ -96,18 +96,16 @@ def choose_dropout(
     def density(sampled: Tensor) -> Tensor:
         return text_densities(sampled, inputs) if is_text else score_draws(sampled, targets, judged)[0]
 
-    def with_dropout(drop_prob: float, copy: bool = False) -> nn.Module:
-        return add_dropout(net, drop_prob, where=where, copy=copy)
-
     base, scores = density(plain[None]), dict[float, Tensor]()
     sampling = Sampling(positions="tied" if is_text else None)
     for p in sorted(drop_probs):
-        candidate = function(with_dropout(p))
+        candidate = function(add_dropout(net, p, where=where, copy=False))
         scores[p] = density(draws(candidate, inputs, n_draws=n_draws, seed=seed, masks="row", sampling=sampling))
     tried = {p: float(values.mean()) for p, values in scores.items()}
     allowed = [p for p, value in tried.items() if value >= float(base.mean()) - tolerance]
     chosen = max(allowed, default=0.0)
-    network, best = (with_dropout(chosen, copy=not is_text), scores[chosen]) if chosen else (net, base)
+    network = add_dropout(net, chosen, where=where, copy=not is_text) if chosen else net
+    best = scores.get(chosen, base)
     gain = best - base
     helps = bool(chosen) and bool(gain.mean() > standard_error(gain))
     return DropoutChoice(chosen, helps, float(best.mean()), float(base.mean()), tried, network)
@@ -116,8 +114,7 @@ def choose_dropout(
 class NextTokens(nn.Module):
     """A language model as a function from a text to the log-probability of every token except the first.
 
-    Args:
-        model: A causal language model of transformers, or a network that returns logits `[row, position, token]`.
+    The model is a causal one of transformers, or a network that returns logits `[row, position, token]`.
     """
 
     def __init__(self, model: nn.Module) -> None:

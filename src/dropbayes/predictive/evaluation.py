@@ -21,7 +21,7 @@ from dropbayes.calibration import ReliabilityCurve
 from dropbayes.likelihoods import Categorical, ClassLikelihood, Gaussian, Likelihood
 from dropbayes.linear import Linear, OnePass, one_pass_plan
 from dropbayes.predictive.scoring import ClassOutcomes, RegressionOutcomes, core_scores, reliability_curve
-from dropbayes.predictive.statistics import Observations, Request, RowResults, RowStatistics, by_head
+from dropbayes.predictive.statistics import Observations, Request, Rows, RowStatistics, by_head, joined_rows
 from dropbayes.runtime.arrays import Array, to_tensor
 from dropbayes.runtime.formatting import Printed, Table, count
 from dropbayes.runtime.progress import ProgressBar
@@ -146,66 +146,59 @@ def evaluate(
     if likelihood is None:
         raise TypeError("`likelihood` must say what the output means, such as Gaussian(precision=1.0); got None.")
     request, keys = Request(likelihood), sampling.keys(n_draws, seed)
-    results, densities, outcomes = RowResults(), list[Tensor](), list[list[Tensor]]()
+    results, joint_densities = list[Rows](), list[Tensor]()
     offset = sampling.row_offset
-    heads: dict[str | int, Likelihood] = {}
-    plan: Plan | OnePass | None = None
+    heads: dict[int, tuple[str, Likelihood, Tensor]] = {}
     for inputs, y_tree in _pairs(net, x, y, sampling.row_axis, progress):
+        plan: Plan | OnePass
         if method == "sampling":
             plan = make_plan(net, inputs, keys=keys, masks=masks, sampling=sampling, first_row=offset)
         else:
             tensor = request.likelihood_tensor
             plan = one_pass_plan(net, inputs, method, sampling=sampling, tensor=tensor, only_moments=False)
-        heads, places, targets = _heads(request, plan.profile, y_tree, inputs)
+        heads = _heads(request, plan.profile, y_tree, inputs)
         for rows, blocks in itertools.groupby(plan.run(inputs, first_row=offset), lambda block: block.rows):
-            scored = [
-                DrawScores(likelihood, target[rows.start : rows.stop])
-                for likelihood, target in zip(heads.values(), targets, strict=True)
-            ]
+            scored = {
+                place: DrawScores(likelihood, target[rows.start : rows.stop])
+                for place, (_, likelihood, target) in heads.items()
+            }
             joint = LogMean()
             for block in blocks:
-                parts = [one.add(block.outputs[place]) for one, place in zip(scored, places, strict=True)]
-                joint.add(functools.reduce(torch.add, parts))
+                joint.add(functools.reduce(torch.add, [one.add(block.outputs[i]) for i, one in scored.items()]))
             joint.finish()
-            densities.append(joint.value)
-            results.add([one.results() for one in scored])
+            joint_densities.append(joint.value)
+            results.append([one.results() for one in scored.values()])
         keep_state(net, inputs, plan.profile)
         offset += inputs.n_rows
-        outcomes.append(targets)
-    per_row = torch.cat(densities)
+    if not heads:
+        raise ValueError("`x` must have at least one batch; got an empty DataLoader.")
+    per_row = torch.cat(joint_densities)
     if sample_weight is not None:
         if isinstance(x, torch.utils.data.DataLoader):
             raise TypeError("`sample_weight` must be left out for a DataLoader: its order is not known beforehand.")
         sample_weight = row_weights(sample_weight, len(per_row), like=per_row)
-    scores, curves = dict[str, float](), list[ReliabilityCurve]()
-    for index, (name, model) in enumerate(heads.items()):
-        joined = torch.cat([targets[index] for targets in outcomes])
-        _, rows_scored = row_scores(results, joined, model, index=index, sample_weight=sample_weight)
+    scores, curves, n_outcomes = dict[str, float](), list[ReliabilityCurve](), 0
+    for index, (prefix, model, _) in enumerate(heads.values()):
+        columns = joined_rows(results, index)
+        rows_scored = row_scores(columns, model, sample_weight)
         curves.append(reliability_curve(rows_scored))
-        prefix = f"{name}." if request.is_by_head else ""
-        scores |= {f"{prefix}{score}": value for score, value in core_scores(rows_scored).items()}
-    scores = {name: value for name, value in scores.items() if name != "log_likelihood"}
+        scores |= {prefix + score: value for score, value in core_scores(rows_scored).items()}
+        n_outcomes += columns["y"].numel()
+    scores.pop("log_likelihood", None)
     mean = float(weighted_mean(per_row, sample_weight))
-    made = (keys.n_draws, "sampling") if plan is None or method == "sampling" else (0, plan.method)
-    n_outcomes = sum(target.numel() for targets in outcomes for target in targets)
+    made = (keys.n_draws, "sampling") if method == "sampling" else (0, plan.method)
     return Evaluation(mean, scores, per_row, curves[0], len(per_row), n_outcomes, *made)
 
 
-def _heads(
-    request: Request, profile: Profile, y: PyTree, inputs: Inputs
-) -> tuple[dict[str | int, Likelihood], list[int], list[Tensor]]:
-    """The outputs that have a likelihood, by name: it, the place of their tensor, and their outcomes."""
-    if not request.is_by_head:
-        place = request.likelihood_tensor(profile)
-        assert place is not None and isinstance(request.likelihood, Likelihood)
-        return {"": request.likelihood}, [place], [_targets(y, inputs)]
-    every = by_head("likelihood", request.likelihood, profile)
-    targets = by_head("y", y, profile)
-    heads = {name: likelihood for name, likelihood in every.items() if likelihood is not None}
+def _heads(request: Request, profile: Profile, y: PyTree, inputs: Inputs) -> dict[int, tuple[str, Likelihood, Tensor]]:
+    """The outputs that have a likelihood, by place: the prefix of their scores, their likelihood and their outcomes."""
+    judged = request.judged(profile)
+    named = {f"{name}.": one for name, one in by_head("y", y, profile).items()} if request.is_by_head else {"": y}
+    entries = zip(judged, named, judged.values(), named.values(), strict=True)
+    heads = {place: (name, model, _targets(one, inputs)) for place, name, model, one in entries if model is not None}
     if not heads:
         raise TypeError("`likelihood` must say what at least one of the outputs means; all are None.")
-    places = [place for place, name in enumerate(every) if name in heads]
-    return heads, places, [_targets(targets[name], inputs) for name in heads]
+    return heads
 
 
 def _pairs(
@@ -214,7 +207,7 @@ def _pairs(
     """The inputs and outcomes in `x` and `y`, or in each batch of a DataLoader."""
     if not isinstance(x, torch.utils.data.DataLoader):
         if y is None and isinstance(x, Mapping) and "labels" in x:
-            x, y = _without_labels(x)
+            x, y = {name: value for name, value in x.items() if name != "labels"}, x["labels"]
         if y is None:
             raise TypeError("`y` must hold the outcomes unless `x` is a DataLoader of pairs; got None.")
         yield as_inputs(x, row_axis=row_axis), y
@@ -222,8 +215,7 @@ def _pairs(
     with ProgressBar("evaluate", operator.length_hint(x, 0) or None, unit="batches", show=progress) as bar:
         for batch in bar.follow(loaded_batches(net, x)):
             if isinstance(batch, Mapping) and "labels" in batch:
-                arguments, targets = _without_labels(batch)
-                yield as_inputs(network_arguments(net, arguments), row_axis=row_axis), targets
+                yield as_inputs(network_arguments(net, batch), row_axis=row_axis), batch["labels"]
             elif isinstance(batch, (tuple, list)) and len(batch) == 2:
                 yield as_inputs(batch[0], row_axis=row_axis), batch[1]
             else:
@@ -231,10 +223,6 @@ def _pairs(
                     "`x` must be a DataLoader of pairs (input, outcome) or of dicts with `labels`; got batches of "
                     f"{type(batch).__name__}."
                 )
-
-
-def _without_labels(batch: Mapping[str, PyTree]) -> tuple[dict[str, PyTree], PyTree]:
-    return {name: value for name, value in batch.items() if name != "labels"}, batch["labels"]
 
 
 def _targets(y: PyTree, inputs: Inputs) -> Tensor:
@@ -273,40 +261,42 @@ class DrawScores:
         return density
 
     def results(self) -> dict[str, Tensor]:
-        """The statistics of the rows by name, with their `log_likelihood`, and for numbers `pit`."""
+        """The statistics of the rows by name, with `y`, their `log_likelihood`, and for numbers `pit`."""
         self.densities.finish()
         self.transforms.finish()
-        scored = self.statistics.results(torch.float64) | {"log_likelihood": self.densities.value}
+        scored = self.statistics.results(torch.float64) | {"y": self.y, "log_likelihood": self.densities.value}
         return scored | ({"pit": self.transforms.value} if self.transforms.count else {})
 
 
 def row_scores(
-    results: RowResults, y: Tensor, likelihood: Likelihood, *, index: int = 0, sample_weight: Array | None = None
-) -> tuple[Tensor, RegressionOutcomes | ClassOutcomes]:
-    """The log-likelihood of each row of one output, by its `index` in the results, and what all scores follow from."""
-    density, mean = results.join_rows("log_likelihood", index), results.join_rows("mean", index)
+    rows: dict[str, Tensor], likelihood: Likelihood, sample_weight: Tensor | None = None
+) -> RegressionOutcomes | ClassOutcomes:
+    """What all scores follow from, of the results of `DrawScores`."""
+    y, mean = rows["y"], rows["mean"]
     likelihood = likelihood.for_output(mean.dim())
     if isinstance(likelihood, ClassLikelihood):
-        probabilities = likelihood.class_probabilities(mean)
+        probabilities = likelihood.class_probabilities(mean).flatten(0, -2)
         if sample_weight is not None:  # each of a row's labels has the row's weight
-            sample_weight = torch.as_tensor(sample_weight).repeat_interleave(y[0].numel())
-        return density, ClassOutcomes(y.long().flatten(), probabilities.flatten(0, -2), sample_weight)
-    std = (results.join_rows("epistemic", index) + results.join_rows("aleatoric", index)).sqrt()
-    pit = results.join_rows("pit", index)
-    return density, RegressionOutcomes(y, mean, std, pit, density, sample_weight)
+            sample_weight = sample_weight.repeat_interleave(y[0].numel())
+        return ClassOutcomes(y.long().flatten(), probabilities, sample_weight)
+    std = (rows["epistemic"] + rows["aleatoric"]).sqrt()
+    return RegressionOutcomes(y, mean, std, rows["pit"], rows["log_likelihood"], sample_weight)
 
 
 def score_draws(
     sampled: Tensor, y: Tensor, likelihood: Likelihood | None
 ) -> tuple[Tensor, RegressionOutcomes | ClassOutcomes]:
-    """As `row_scores`, of draws `[draw, row, ...]`; without a likelihood, with the Gaussian noise that fits best."""
+    """The log-likelihood of each row under draws `[draw, row, ...]`, and what all scores follow from.
+
+    Without a likelihood, the Gaussian noise that fits best is taken.
+    """
     if likelihood is None:
         sampled, y = sampled.reshape(len(sampled), len(y), -1), y.reshape(len(y), -1)
         likelihood = _fitted_noise(sampled.double(), y.double())
-    scores, results = DrawScores(likelihood, y), RowResults()
+    scores = DrawScores(likelihood, y)
     scores.add(sampled)
-    results.add([scores.results()])
-    return row_scores(results, y, likelihood)
+    rows = scores.results()
+    return rows["log_likelihood"], row_scores(rows, likelihood)
 
 
 def _fitted_noise(location: Tensor, y: Tensor) -> Gaussian:

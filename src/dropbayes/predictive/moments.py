@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import operator
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -19,7 +19,7 @@ from torch.utils._pytree import PyTree
 
 from dropbayes.linear import Linear, controlled_plan, one_pass_plan
 from dropbayes.predictive.prediction import Prediction
-from dropbayes.predictive.statistics import Observations, Request, RowResults, RowStatistics, row_summaries
+from dropbayes.predictive.statistics import Observations, Request, Rows, RowStatistics, row_summaries, trees
 from dropbayes.runtime.progress import ProgressBar
 from dropbayes.sampling import (
     Inputs,
@@ -111,23 +111,21 @@ def predict(
             "Try n_draws=1000."
         )
     keys = sampling.keys(_REPLICATE_DRAWS if automatic else n_draws, seed)  # type: ignore[arg-type]
-    results, offset = RowResults(), sampling.row_offset
+    results, offset = list[Rows](), sampling.row_offset
     plans: list[Any] = []
     own_bar = False if isinstance(x, torch.utils.data.DataLoader) else progress  # a loader has a bar over its batches
+    drawn: dict[str, Any] = {"keys": keys, "masks": masks, "sampling": sampling}
+    only_moments = request.only_moments and len(nets) == 1
     for batch in batches(nets[0], x, progress=progress, title="predict"):
         inputs = as_inputs(batch, row_axis=sampling.row_axis)
-        only_moments = request.only_moments and len(nets) == 1
-        first_row = offset if len(nets) == 1 and not automatic else None  # others run in blocks of their own
         if method == "sampling":
-            settings: dict[str, Any] = {"keys": keys, "masks": masks, "sampling": sampling, "first_row": first_row}
-            plans = [make_plan(one, inputs, moments_only=only_moments, **settings) for one in nets]
+            first_row = offset if len(nets) == 1 and not automatic else None  # others run in blocks of their own
+            plans = [make_plan(one, inputs, moments_only=only_moments, first_row=first_row, **drawn) for one in nets]
         elif method == "controlled":
-            plans = [controlled_plan(nets[0], inputs, keys=keys, masks=masks, sampling=sampling)]
+            plans = [controlled_plan(nets[0], inputs, **drawn)]
         else:
-            judged = request.likelihood_tensor
-            plans = [
-                one_pass_plan(nets[0], inputs, method, sampling=sampling, tensor=judged, only_moments=only_moments)
-            ]
+            judged: dict[str, Any] = {"tensor": request.likelihood_tensor, "only_moments": only_moments}
+            plans = [one_pass_plan(nets[0], inputs, method, sampling=sampling, **judged)]
         plan = plans[0]
         if automatic and isinstance(plan, Plan) and not plan.exact:
             summaries = _summaries_until(plan, inputs, offset, request, sampling)
@@ -136,14 +134,14 @@ def predict(
         with ProgressBar("predict", inputs.n_rows, unit="rows", show=own_bar, delay=3.0) as bar:
             for n_rows, summary in summaries:
                 if summary is not None:
-                    results.add(summary)
+                    results.append(summary)
                 bar.advance(n_rows)
         for one, its in zip(nets, plans, strict=True):
             keep_state(one, inputs, its.profile)
         offset += inputs.n_rows
     if not plans:
         raise ValueError("`x` must have at least one batch; got an empty DataLoader.")
-    statistics = results.trees(plan.profile, request)
+    statistics = trees(results, plan.profile, request)
     used = statistics.get("draws_used")
     made = int(used.max()) if used is not None else 0 if plan.exact else keys.n_draws * len(nets)
     prediction = Prediction.of(statistics, n_draws=made, method=plan.method, quantile_levels=request.quantiles)
@@ -166,7 +164,9 @@ def check_outputs(prediction: Prediction) -> None:
 
     The uncertainty of such a network is zero, though its error is not.
     """
-    means, variances = _tensors(prediction.mean), _tensors(prediction.epistemic)
+    means, variances = (
+        [tree] if isinstance(tree, Tensor) else split(tree)[0] for tree in (prediction.mean, prediction.epistemic)
+    )
     real = [torch.view_as_real(t) if t.is_complex() else t for t in (*means, *variances)]
     # For each a number that is not finite if an element is not, and zero if all are; one synchronisation.
     if real[0].device.type == "cpu" and all(t.numel() <= 64 for t in real):  # few calls of torch
@@ -189,64 +189,54 @@ def check_outputs(prediction: Prediction) -> None:
 _NOT_FINITE = "`net` gave NaN or infinite outputs. Check the input rows and the weights for NaN, or predict in float32."
 
 
-def _tensors(tree: PyTree) -> list[Tensor]:
-    return [tree] if isinstance(tree, Tensor) else split(tree)[0]
-
-
 # Adaptive number of draws ------------------------------------------------------------------------------------------
 
 
 def _summaries_until(
     plan: Plan, inputs: Inputs, first_row: int, request: Request, sampling: Sampling
-) -> Iterator[tuple[int, list[dict[str, Tensor]] | None]]:
-    """How many rows more have met the tolerance, and with the last of a block the statistics of its rows."""
+) -> Iterator[tuple[int, Rows | None]]:
+    """How many rows more have met the tolerance, and with the last of a block the statistics of its rows.
+
+    Each row is stopped by its own error, independently of the others. The draws come in replicates: sets of a few
+    stratified draws, independent of each other. The spread of their means is a valid standard error for any sampler;
+    that of stratified draws is not.
+    """
+    last = sampling.max_draws // _REPLICATE_DRAWS
     for start in range(0, inputs.n_rows, plan.block_rows):
         block = inputs.block(start, min(start + plan.block_rows, inputs.n_rows))
-        yield from _block_until(plan, block, first_row + start, request, sampling)
+        statistics = request.summaries(plan.profile)
+        replicates = [Moments() for _ in statistics]
+        final: Rows = []
+        used = torch.zeros(block.n_rows, dtype=torch.long)
+        check_at = 8  # fewer give too rough an estimate of the error
+        for count in range(1, last + 1):
+            means = {place: Mean() for place in statistics}
+            for part in plan.replicate(count).run(block, first_row=first_row + start):
+                for place, one in statistics.items():
+                    output = part.outputs[place]
+                    one.add(output, None if part.variances is None else part.variances[place])
+                    means[place].add((output if one.likelihood is None else one.likelihood.mean(output)).double())
+            for replicate, mean in zip(replicates, means.values(), strict=True):
+                mean.finish()
+                replicate.add(mean.value[None])
+            if count not in (check_at, last):
+                continue
+            check_at = math.ceil(check_at * 1.5)
+            snapshot, error = _snapshot(statistics.values(), replicates, block.n_rows)
+            done = (used == 0) & ((error <= sampling.tolerance) | (count == last))
+            final = final or [{name: value.clone() for name, value in one.items()} for one in snapshot]
+            for settled, new in zip(final, snapshot, strict=True):
+                for name in settled:
+                    settled[name][done.to(settled[name].device)] = new[name][done.to(settled[name].device)]
+            used[done] = count * _REPLICATE_DRAWS
+            if (used > 0).all():
+                final[0]["draws_used"] = used
+                yield int(done.sum()), final
+                break
+            yield int(done.sum()), None
 
 
-def _block_until(
-    plan: Plan, block: Inputs, first_row: int, request: Request, sampling: Sampling
-) -> Iterator[tuple[int, list[dict[str, Tensor]] | None]]:
-    """The statistics of a block of rows, each stopped by its own error, independently of the other rows.
-
-    The draws come in replicates: sets of a few stratified draws, independent of each other. The spread of their means
-    is a valid standard error for any sampler; that of stratified draws is not.
-    """
-    statistics = request.summaries(plan.profile)
-    replicates = [Moments() for _ in statistics]
-    final: list[dict[str, Tensor]] = []
-    used = torch.zeros(block.n_rows, dtype=torch.long)
-    last, check_at = sampling.max_draws // _REPLICATE_DRAWS, 8  # fewer give too rough an estimate of the error
-    for count in range(1, last + 1):
-        means = [Mean() for _ in statistics]
-        for part in plan.replicate(count).run(block, first_row=first_row):
-            for one, mean, output, variance in zip(statistics, means, *request.judged(plan.profile, part), strict=True):
-                one.add(output, variance)
-                mean.add((output if one.likelihood is None else one.likelihood.mean(output)).double())
-        for replicate, mean in zip(replicates, means, strict=True):
-            mean.finish()
-            replicate.add(mean.value[None])
-        if count not in (check_at, last):
-            continue
-        check_at = math.ceil(check_at * 1.5)
-        snapshot, error = _snapshot(statistics, replicates, block.n_rows)
-        done = (used == 0) & ((error <= sampling.tolerance) | (count == last))
-        final = final or [{name: value.clone() for name, value in one.items()} for one in snapshot]
-        for settled, new in zip(final, snapshot, strict=True):
-            for name in settled:
-                settled[name][done.to(settled[name].device)] = new[name][done.to(settled[name].device)]
-        used[done] = count * _REPLICATE_DRAWS
-        if (used > 0).all():
-            final[0]["draws_used"] = used
-            yield int(done.sum()), final
-            return
-        yield int(done.sum()), None
-
-
-def _snapshot(
-    statistics: list[RowStatistics], replicates: list[Moments], n_rows: int
-) -> tuple[list[dict[str, Tensor]], Tensor]:
+def _snapshot(statistics: Iterable[RowStatistics], replicates: list[Moments], n_rows: int) -> tuple[Rows, Tensor]:
     """The statistics so far with their standard errors, and each row's largest error relative to its deviation."""
     snapshot = []
     largest = torch.zeros(n_rows, dtype=torch.float64)
@@ -259,6 +249,5 @@ def _snapshot(
         deviation = (summary["epistemic"] + summary["aleatoric"]).double().sqrt()
         ratio = torch.where(error > 0, error / deviation, 0.0).reshape(n_rows, -1)
         largest = torch.maximum(largest, ratio.amax(1).nan_to_num(0.0).cpu())
-        summary["standard_error"] = error.to(summary["mean"].dtype)
-        snapshot.append(summary)
+        snapshot.append(summary | {"standard_error": error.to(summary["mean"].dtype)})
     return snapshot, largest

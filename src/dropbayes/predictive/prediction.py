@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import PyTree
 
-from dropbayes.predictive.statistics import CLASS_STATISTICS
+from dropbayes.predictive.statistics import CLASS_STATISTICS, DRAWS_FIRST
 from dropbayes.runtime.arrays import NumpyArray
 from dropbayes.runtime.formatting import Printed, Table
 from dropbayes.runtime.validation import Array, check_probability, needed_for
@@ -169,53 +169,53 @@ class Prediction(Printed):
         """A pandas table with one line per row and every statistic but the draws, numbered where a row has several."""
         with needed_for("`to_pandas`"):
             import pandas
-        names = ["mean"] if self.information else ["mean", "std", "epistemic_std", "aleatoric_std"]
-        columns = self._columns([*names, "standard_error", "draws_used"])
+        moments = ["mean"] if self.information else ["mean", "std", "epistemic_std", "aleatoric_std"]
+        columns = self._columns(*moments, "standard_error", "draws_used")
         if self.quantiles is not None:
-            for level, value in zip(self.quantile_levels, self.quantiles, strict=True):
-                columns |= self._flat(f"quantile_{level:g}", value)
+            levels = [f"quantile_{level:g}" for level in self.quantile_levels]
+            columns |= self._columns(**dict(zip(levels, self.quantiles, strict=True)))
         classes = [*CLASS_STATISTICS, "mutual_information"] if self.information else []
-        return pandas.DataFrame(columns | self._columns(classes))
+        return pandas.DataFrame(columns | self._columns(*classes))
 
     def plot(self, x: Array | None = None, *, y: Array | None = None, ax: Axes | None = None) -> Axes:
-        """The prediction as a picture; needs matplotlib (the extra `plot`).
+        """The prediction as a picture on `ax`, by default new axes; needs matplotlib (the extra `plot`).
 
-        For one number a row, the mean with bands of one and two standard deviations over `x`. For classes, the
-        probabilities of each row as a bar, rows with the largest entropy last.
-
-        Args:
-            x: One coordinate per row; by default its index.
-            y: The outcomes, to be drawn as points; for numbers only.
-            ax: The axes to draw on; by default new ones.
+        For one number a row, the mean with bands of one and two standard deviations over `x`, one coordinate per row,
+        by default its index; the outcomes `y` are points. For classes, the probabilities of each row as a bar, rows
+        with the largest entropy last.
         """
         from dropbayes import plots
 
-        mean = self._tensor()
+        n_rows = len(self)
         if self.information:
-            return plots.class_bars(mean.movedim(self.row_axis or 0, 0), self.entropy, ax=ax)
-        at: Array = torch.arange(len(self), dtype=torch.float64) if x is None else x
+            return plots.class_bars(self.mean.movedim(self.row_axis or 0, 0), self.entropy, ax=ax)
+        at: Array = torch.arange(n_rows, dtype=torch.float64) if x is None else x
         observed = None if y is None else (at, y)
-        return plots.predictive_band(at, mean, std=self.std, observed=observed, ax=ax)
+        return plots.predictive_band(at, self.mean, std=self.std, observed=observed, ax=ax)
 
     def __len__(self) -> int:
         """The number of rows, if the output is one tensor."""
-        return self._tensor().shape[self.row_axis or 0]
+        if not isinstance(self.mean, Tensor) or self.mean.dim() == 0:
+            raise TypeError(
+                "the prediction holds several tensors or no rows; read its fields, such as `mean`, or one output: "
+                "prediction.head(name)."
+            )
+        return self.mean.shape[self.row_axis or 0]
 
     def __getitem__(self, index: Any) -> Prediction:
         """The prediction of some rows: an index, a slice, or a tensor of indices or booleans."""
-        self._tensor()
-        one = (
-            index.dim() == 0 and index.dtype != torch.bool if isinstance(index, Tensor) else hasattr(index, "__index__")
-        )
-        if one:
+        n_rows, is_number = len(self), hasattr(index, "__index__")
+        if isinstance(index, Tensor):
+            is_number = index.dim() == 0 and index.dtype != torch.bool
+        if is_number:
             number = operator.index(index)
-            if not -len(self) <= number < len(self):
-                raise IndexError(f"`index` must be one of the {len(self)} rows, 0 to {len(self) - 1}; got {number}.")
+            if not -n_rows <= number < n_rows:
+                raise IndexError(f"`index` must be one of the {n_rows} rows, 0 to {n_rows - 1}; got {number}.")
             index = slice(number, number + 1 or None)
         chosen = {}
         for name, value in self._statistics().items():
             rows_first = name in (*CLASS_STATISTICS, "draws_used")
-            axis = 0 if rows_first else (self.row_axis or 0) + (name in ("draws", "quantiles"))
+            axis = 0 if rows_first else (self.row_axis or 0) + (name in DRAWS_FIRST)
             chosen[name] = value[(*[slice(None)] * axis, index)]
         return Prediction.of(chosen, **self._settings())
 
@@ -231,36 +231,26 @@ class Prediction(Printed):
         stored = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in others}
         return {name: value for name, value in stored.items() if value is not None} | dict(self.information)
 
+    def _columns(self, *names: str, **others: Tensor) -> dict[str, NumpyArray]:
+        """The columns of a table: one for each number of a row, numbered where there are several."""
+        n_rows, columns = len(self), dict[str, NumpyArray]()
+        for name, value in ({name: getattr(self, name) for name in names} | others).items():
+            if value is None:
+                continue
+            rows = value if value.shape != self.mean.shape else value.movedim(self.row_axis or 0, 0)
+            flat = rows.reshape(n_rows, -1).detach().cpu().numpy().T
+            label = "probability" if self.information and name == "mean" else name
+            columns |= {label if len(flat) == 1 else f"{label}_{i}": column for i, column in enumerate(flat)}
+        return columns
+
+    @property
     def _has_rows(self) -> bool:
         """Whether there is a table to show: one real number or more for each row."""
         return isinstance(self.mean, Tensor) and self.mean.dim() > 0 and not self.mean.is_complex()
 
-    def _tensor(self) -> Tensor:
-        if not isinstance(self.mean, Tensor) or self.mean.dim() == 0:
-            raise TypeError(
-                "the prediction holds several tensors or no rows; read its fields, such as `mean`, or one output: "
-                "prediction.head(name)."
-            )
-        return self.mean
-
-    def _columns(self, names: list[str]) -> dict[str, NumpyArray]:
-        """The columns of a table: one for each number of a row, numbered where there are several."""
-        self._tensor()
-        columns: dict[str, NumpyArray] = {}
-        for name in names:
-            value = getattr(self, name)
-            if value is not None:
-                columns |= self._flat("probability" if self.information and name == "mean" else name, value)
-        return columns
-
-    def _flat(self, label: str, value: Tensor) -> dict[str, NumpyArray]:
-        rows = value if value.shape != self.mean.shape else value.movedim(self.row_axis or 0, 0)
-        flat = rows.reshape(len(self), -1).detach().cpu().numpy()
-        return {label if flat.shape[1] == 1 else f"{label}_{i}": flat[:, i] for i in range(flat.shape[1])}
-
     def __repr__(self) -> str:
         how = f"{self.n_draws} draws, {self.method}" if self.n_draws else self.method
-        if not self._has_rows():
+        if not self._has_rows:
             shapes = ", ".join(str(tuple(t.shape)) for t in split(self.mean)[0])
             return f"Prediction(outputs {shapes}; {how})"
         if self.information:
@@ -271,13 +261,12 @@ class Prediction(Printed):
 
     def table(self) -> Table:
         """The first and last rows, and few columns; the title alone where there is no table to show."""
-        if not self._has_rows():
+        if not self._has_rows:
             return Table(repr(self), [])
-        names = ["mean", "std", "epistemic_std"]
+        names = ["std", "epistemic_std"]
         if self.information:
-            names = ["mean", *(("entropy", "mutual_information") if self.entropy.dim() == 1 else ())]
-        columns = dict(list(self._columns(names).items())[:8])
-        n_rows = len(self)
+            names = ["entropy", "mutual_information"] if self.entropy.dim() == 1 else []
+        n_rows, columns = len(self), dict(list(self._columns("mean", *names).items())[:8])
         shown = range(n_rows) if n_rows <= 10 else [*range(5), *range(n_rows - 5, n_rows)]
         rows = [[str(row), *(f"{column[row]:.4g}" for column in columns.values())] for row in shown]
         if n_rows > 10:

@@ -67,13 +67,11 @@ class RegressionOutcomes:
 
     def loss(self) -> Tensor:
         """The absolute error of each row, averaged over its outputs."""
-        errors = self.absolute_errors()
-        return errors.flatten(1).mean(1) if errors.dim() > 1 else errors
+        return self.absolute_errors().reshape(len(self.y), -1).mean(1)
 
     def uncertainty(self) -> Tensor:
         """The predictive variance of each row, summed over its outputs."""
-        variance = finite_tensor("std", self.std).square()
-        return variance.flatten(1).sum(1) if variance.dim() > 1 else variance
+        return finite_tensor("std", self.std).square().reshape(len(self.std), -1).sum(1)
 
 
 @dataclass(frozen=True)
@@ -105,6 +103,7 @@ class ClassOutcomes:
 
 
 Better = Literal["higher", "lower"] | None
+Value = Callable[[Any], Tensor]  # of outcomes
 
 
 @dataclass(frozen=True)
@@ -125,8 +124,8 @@ class Score:
     label: str
     meaning: str
     better: Better
-    value: Callable[[Any], Tensor]
-    error: Callable[[Any], Tensor] | None = None
+    value: Value
+    error: Value | None = None
     nominal: float | None = None
     percent: bool = False
     core: bool = False
@@ -177,13 +176,18 @@ def reliability_curve(rows: RegressionOutcomes | ClassOutcomes) -> calibration.R
     return calibration.interval_reliability(rows.pit, sample_weight=rows.sample_weight)
 
 
-def _mean(label: str, meaning: str, better: Better, per_row: Callable[[Any], Tensor], **options: bool) -> Score:
+def _score(words: tuple[str, str, Better], value: Value, error: Value | None = None, **options: Any) -> Score:
+    """The score with a label, a meaning and a direction."""
+    return Score(*words, value, error, **options)
+
+
+def _mean(words: tuple[str, str, Better], per_row: Value, **options: Any) -> Score:
     """A score that is the mean of a per-row value."""
 
     def value(rows: RegressionOutcomes | ClassOutcomes) -> Tensor:
         return weighted_mean(per_row(rows), rows.sample_weight)
 
-    return Score(label, meaning, better, value, lambda rows: standard_error(per_row(rows)), **options)
+    return Score(*words, value, lambda rows: standard_error(per_row(rows)), **options)
 
 
 def risk_curve(rows: RegressionOutcomes | ClassOutcomes) -> scores.RiskCoverage:
@@ -193,10 +197,8 @@ def risk_curve(rows: RegressionOutcomes | ClassOutcomes) -> scores.RiskCoverage:
 
 _RANKING = {
     "aurc": Score("AURC", "area under the risk-coverage curve", "lower", lambda rows: risk_curve(rows).area),
-    "excess_aurc": Score(
-        "Excess AURC",
-        "the part of it above the best possible ranking",
-        "lower",
+    "excess_aurc": _score(
+        ("Excess AURC", "the part of it above the best possible ranking", "lower"),
         lambda rows: risk_curve(rows).excess_area,
     ),
 }
@@ -212,8 +214,6 @@ def _rmse_error(rows: RegressionOutcomes) -> Tensor:
 
 
 def _coverage(level: float) -> Score:
-    percent = f"{100 * level:.0f}"
-
     def value(rows: RegressionOutcomes) -> Tensor:
         # The target is inside the central interval exactly when its transform is inside the central levels.
         pit = finite_tensor("pit", rows.pit)
@@ -222,9 +222,9 @@ def _coverage(level: float) -> Score:
     def error(rows: RegressionOutcomes) -> Tensor:
         return torch.tensor(math.sqrt(level * (1 - level) / len(rows.pit)))
 
-    meaning = f"share of outcomes inside the central {percent} % interval"
-    label = f"{percent} % interval holds"
-    return Score(label, meaning, None, value, error, level, percent=True, core=True)
+    interval = f"{100 * level:.0f} % interval"
+    meaning = f"share of outcomes inside the central {interval}"
+    return Score(f"{interval} holds", meaning, None, value, error, level, percent=True, core=True)
 
 
 def _widths(rows: Any) -> Tensor:
@@ -234,67 +234,53 @@ def _widths(rows: Any) -> Tensor:
 
 REGRESSION_SCORES = {
     "log_likelihood": _mean(
-        "Log-likelihood",
-        "mean log-density of the outcomes, nats per row",
-        "higher",
+        ("Log-likelihood", "mean log-density of the outcomes, nats per row", "higher"),
         lambda rows: finite_tensor("log_likelihood", rows.log_likelihood, infinite=True),
         core=True,
     ),
-    "rmse": Score(
-        "RMSE",
-        "root mean squared error of the mean, in units of the target",
-        "lower",
+    "rmse": _score(
+        ("RMSE", "root mean squared error of the mean, in units of the target", "lower"),
         lambda rows: scores.rmse(rows.mean, rows.y, sample_weight=rows.sample_weight),
         _rmse_error,
         core=True,
     ),
     "mae": _mean(
-        "MAE",
-        "mean absolute error of the mean, in units of the target",
-        "lower",
+        ("MAE", "mean absolute error of the mean, in units of the target", "lower"),
         RegressionOutcomes.absolute_errors,
         core=True,
     ),
-    "sharpness": Score(
-        "Sharpness",
-        "root mean predictive variance: the RMSE the model expects of itself",
-        "lower",
+    "sharpness": _score(
+        ("Sharpness", "root mean predictive variance: the RMSE the model expects of itself", "lower"),
         lambda rows: scores.sharpness(rows.std, sample_weight=rows.sample_weight),
         core=True,
     ),
     **{f"coverage_{100 * level:.0f}": _coverage(level) for level in COVERAGE_LEVELS},
     "interval_width": _mean(
-        "95 % interval width",
-        "mean width, in units of the target; narrower is better if the coverage is right",
-        None,
+        (
+            "95 % interval width",
+            "mean width, in units of the target; narrower is better if the coverage is right",
+            None,
+        ),
         _widths,
     ),
     "interval_score": _mean(
-        "95 % interval score",
-        "width plus a penalty for misses",
-        "lower",
+        ("95 % interval score", "width plus a penalty for misses", "lower"),
         lambda rows: scores.interval_score(rows.lower, rows.upper, rows.y, level=COVERAGE_LEVELS[-1]),
     ),
     "crps": _mean(
-        "CRPS",
-        "continuous ranked probability score, in units of the target",
-        "lower",
+        ("CRPS", "continuous ranked probability score, in units of the target", "lower"),
         lambda rows: finite_tensor("crps", rows.crps),
     ),
-    "calibration_gap": Score(
-        "Calibration gap",
-        "mean gap between claimed and observed coverage over all levels",
-        "lower",
+    "calibration_gap": _score(
+        ("Calibration gap", "mean gap between claimed and observed coverage over all levels", "lower"),
         lambda rows: calibration.interval_reliability(rows.pit, sample_weight=rows.sample_weight).mean_gap,
         percent=True,
     ),
-    "mean_pit": Score(
-        "Mean PIT",
-        "mean rank of the outcome in its prediction; above 0.5 predictions run low",
-        None,
+    "mean_pit": _score(
+        ("Mean PIT", "mean rank of the outcome in its prediction; above 0.5 predictions run low", None),
         lambda rows: weighted_mean(finite_tensor("pit", rows.pit), rows.sample_weight),
         lambda rows: torch.tensor(1 / math.sqrt(12 * len(rows.pit))),  # of uniform transforms
-        0.5,
+        nominal=0.5,
     ),
     "std_factor": Score(
         "Best factor on std",
@@ -349,30 +335,24 @@ def class_auroc(probabilities: Array, labels: Array, *, sample_weight: Array | N
     return torch.stack([scores.auroc(p[:, k], truth == k, sample_weight=sample_weight) for k in present]).mean()
 
 
-def _of_probabilities(score: Callable[..., Tensor]) -> Callable[[ClassOutcomes], Tensor]:
+def _of_probabilities(score: Callable[..., Tensor]) -> Value:
     return lambda rows: score(rows.probabilities, rows.labels, sample_weight=rows.sample_weight)
 
 
 CLASS_SCORES = {
     "log_likelihood": _mean(
-        "Log-likelihood",
-        "mean log-probability of the labels, nats per row",
-        "higher",
+        ("Log-likelihood", "mean log-probability of the labels, nats per row", "higher"),
         lambda rows: scores.class_log_likelihood(rows.probabilities, rows.labels),
         core=True,
     ),
     "accuracy": _mean(
-        "Accuracy",
-        "share of rows whose most probable class is right",
-        "higher",
+        ("Accuracy", "share of rows whose most probable class is right", "higher"),
         ClassOutcomes.correct,
         percent=True,
         core=True,
     ),
-    "balanced_accuracy": Score(
-        "Balanced accuracy",
-        "mean over the classes of the share of their rows that are recognised",
-        "higher",
+    "balanced_accuracy": _score(
+        ("Balanced accuracy", "mean over the classes of the share of their rows that are recognised", "higher"),
         lambda rows: balanced_accuracy(
             torch.as_tensor(rows.probabilities).argmax(1), rows.labels, sample_weight=rows.sample_weight
         ),
@@ -385,31 +365,23 @@ CLASS_SCORES = {
         _of_probabilities(class_auroc),
     ),
     "mean_confidence": _mean(
-        "Mean confidence",
-        "mean probability of the predicted class; a calibrated model's accuracy",
-        None,
+        ("Mean confidence", "mean probability of the predicted class; a calibrated model's accuracy", None),
         lambda rows: scores.confidence_and_correctness(rows.probabilities, rows.labels)[0],
         percent=True,
     ),
     "brier": _mean(
-        "Brier score",
-        "squared error of the probabilities, 0 to 2",
-        "lower",
+        ("Brier score", "squared error of the probabilities, 0 to 2", "lower"),
         lambda rows: scores.brier_score(rows.probabilities, rows.labels),
         core=True,
     ),
-    "calibration_error": Score(
-        "ECE",
-        "expected calibration error: mean gap of confidence and accuracy over 15 bins of equal width",
-        "lower",
+    "calibration_error": _score(
+        ("ECE", "expected calibration error: mean gap of confidence and accuracy over 15 bins of equal width", "lower"),
         _of_probabilities(scores.expected_calibration_error),
         percent=True,
         core=True,
     ),
-    "adaptive_calibration_error": Score(
-        "Adaptive ECE",
-        "the same over 15 bins of equally many rows",
-        "lower",
+    "adaptive_calibration_error": _score(
+        ("Adaptive ECE", "the same over 15 bins of equally many rows", "lower"),
         _of_probabilities(scores.adaptive_calibration_error),
         percent=True,
     ),
@@ -420,11 +392,9 @@ CLASS_SCORES = {
         _temperature,
         nominal=1.0,
     ),
-    "entropy": _mean("Entropy", "mean total uncertainty, in nats", None, ClassOutcomes.uncertainty),
+    "entropy": _mean(("Entropy", "mean total uncertainty, in nats", None), ClassOutcomes.uncertainty),
     "mutual_information": _mean(
-        "Mutual information",
-        "its epistemic part, in nats",
-        None,
+        ("Mutual information", "its epistemic part, in nats", None),
         lambda rows: finite_tensor("mutual_information", rows.mutual_information),
     ),
     "error_auroc": Score(

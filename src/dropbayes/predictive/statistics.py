@@ -16,10 +16,13 @@ from dropbayes.sampling import Block, Inputs, Mean, Moments, Plan, Profile, Vote
 
 CLASS_STATISTICS = ("entropy", "expected_entropy", "variation_ratio")
 """The statistics of class probabilities; in a prediction they have the rows first, whatever its layout."""
-
+DRAWS_FIRST = ("draws", "quantiles")
+"""The statistics with an axis before that of the rows."""
 
 Observations = Likelihood | Mapping[str, Likelihood | None] | Sequence[Likelihood | None]
 """A likelihood, or one for each tensor of the network's output, in its structure."""
+Rows = list[dict[str, Tensor]]
+"""The statistics of some rows by name, for each tensor of the output that is summarised."""
 
 
 def by_head(argument: str, tree: PyTree, profile: Profile) -> dict[str | int, PyTree]:
@@ -75,20 +78,16 @@ class Request:
         moments = all(one is None or isinstance(one, Gaussian) for one in self._likelihoods())
         return moments and not self.quantiles and not self.keep_draws
 
-    def summaries(self, profile: Profile) -> list[RowStatistics]:
-        """The statistics of each tensor of the output that is summarised, to be filled."""
-        likelihoods: list[PyTree] = [self.likelihood]
-        if self.likelihood is None:
-            likelihoods = [None] * len(profile.outputs)
-        elif self.is_by_head:
-            likelihoods = list(by_head("likelihood", self.likelihood, profile).values())
-        return [RowStatistics(self, likelihood) for likelihood in likelihoods]
+    def judged(self, profile: Profile) -> dict[int, PyTree]:
+        """The tensors of the output that are summarised, by place: the likelihood of each, or None."""
+        if self.is_by_head:
+            return dict(enumerate(by_head("likelihood", self.likelihood, profile).values()))
+        place = self.likelihood_tensor(profile)
+        return dict.fromkeys(range(len(profile.outputs))) if place is None else {place: self.likelihood}
 
-    def judged(self, profile: Profile, block: Block) -> tuple[list[Tensor], list[Tensor | None]]:
-        """The tensors of a block to summarise, and their variances over an integrated last layer."""
-        variances: list[Tensor | None] = [None] * len(block.outputs) if block.variances is None else [*block.variances]
-        index = self.likelihood_tensor(profile)
-        return (block.outputs, variances) if index is None else ([block.outputs[index]], [variances[index]])
+    def summaries(self, profile: Profile) -> dict[int, RowStatistics]:
+        """The statistics of each of these tensors, to be filled."""
+        return {place: RowStatistics(self, likelihood) for place, likelihood in self.judged(profile).items()}
 
     def likelihood_tensor(self, profile: Profile) -> int | None:
         """The tensor of the output that one likelihood reads: the only one, or `logits`; None if all are summarised."""
@@ -156,18 +155,14 @@ class RowStatistics:
         likelihood, mean, epistemic = self.likelihood, self.moments.mean, self.moments.variance
         if self.integrated is not None:  # the law of total variance over the last layer's masks
             epistemic = epistemic + self.integrated / self.moments.count
-        if isinstance(likelihood, Gaussian):
-            aleatoric = likelihood.variance(mean.double()).detach().to(mean)
-        elif self.aleatoric.count:
-            aleatoric = self.aleatoric.value
-        else:
-            aleatoric = torch.zeros_like(mean)
-        statistics = {"mean": mean, "epistemic": epistemic, "aleatoric": aleatoric}
+        statistics = self.of_moments(mean, epistemic)
+        if self.aleatoric.count:
+            statistics["aleatoric"] = self.aleatoric.value
         if isinstance(likelihood, ClassLikelihood):
             statistics["entropy"] = torch.special.entr(likelihood.class_probabilities(mean)).sum(-1)
             statistics["expected_entropy"] = self.entropies.value
             statistics["variation_ratio"] = self.votes.variation_ratio
-        dtype = self.dtype if dtype is None else dtype
+        dtype = dtype or self.dtype
         statistics = {name: value.to(dtype) for name, value in statistics.items()}
         if self.conditionals:
             every = torch.cat(self.conditionals).double()
@@ -181,31 +176,31 @@ class RowStatistics:
         sums = {name: statistics[name].sum(-1) for name in ("epistemic", "aleatoric")}
         return {n: v if n in sums else torch.view_as_complex(v.contiguous()) for n, v in statistics.items()} | sums
 
+    def of_moments(self, mean: Tensor, epistemic: Tensor) -> dict[str, Tensor]:
+        """The moments of all draws by name, with the noise of a Gaussian."""
+        noise = torch.zeros_like(mean)
+        if isinstance(self.likelihood, Gaussian):
+            noise = self.likelihood.variance(mean.double()).detach().to(mean)
+        return {"mean": mean, "epistemic": epistemic, "aleatoric": noise}
+
 
 def row_summaries(
     plans: Sequence[Plan | ControlledPlan | OnePass], inputs: Inputs, first_row: int, request: Request
-) -> Iterator[tuple[int, list[dict[str, Tensor]] | None]]:
-    """The number of rows of each block, and their statistics: one dict for each tensor that is summarised.
-
-    Several plans are those of an ensemble, which is summarised over the draws of all.
-    """
+) -> Iterator[tuple[int, Rows | None]]:
+    """The number of rows of each block, and their statistics; over the draws of all plans, those of an ensemble."""
     for n_rows, blocks in _row_blocks(plans, inputs, first_row):
         statistics, shapes = request.summaries(plans[0].profile), set[tuple[torch.Size, ...]]()
         for block in blocks:
             if block.moments is not None:  # of all draws
-                (mean, epistemic), likelihood = block.moments, statistics[0].likelihood
-                noise = None if likelihood is None else likelihood.variance(mean.double()).detach().to(mean)
-                aleatoric = torch.zeros_like(mean) if noise is None else noise
-                yield n_rows, [{"mean": mean, "epistemic": epistemic, "aleatoric": aleatoric}]
+                yield n_rows, [statistics[0].of_moments(*block.moments)]
                 break
-            outputs, variances = request.judged(plans[0].profile, block)
-            shapes.add(tuple(output.shape[2:] for output in outputs))
+            shapes.add(tuple(block.outputs[place].shape[2:] for place in statistics))
             if len(shapes) > 1:
                 raise ValueError(f"`net` must hold networks of one shape of output; got {shapes}.")
-            for one, output, variance in zip(statistics, outputs, variances, strict=True):
-                one.add(output, variance)
+            for place, one in statistics.items():
+                one.add(block.outputs[place], None if block.variances is None else block.variances[place])
         else:
-            yield n_rows, [one.results() for one in statistics]
+            yield n_rows, [one.results() for one in statistics.values()]
 
 
 def _row_blocks(
@@ -223,48 +218,35 @@ def _row_blocks(
         yield part.n_rows, itertools.chain.from_iterable(runs_of_all)
 
 
-class RowResults:
-    """The statistics of all rows so far, for each tensor of the output."""
+def joined_rows(parts: Sequence[Rows], index: int = 0, *, whole: bool = False) -> dict[str, Tensor]:
+    """The statistics of one of the tensors for all rows by name, `[row, ...]`.
 
-    def __init__(self) -> None:
-        self.chunks: list[dict[str, list[Tensor]]] = []
+    Of batches that are one row each (`whole`: graphs), the outputs follow each other along their first axis.
+    """
+    joined = dict(parts[0][index])
+    if len(parts) == 1:
+        return joined
+    for name in joined:
+        axis = (2 if name in DRAWS_FIRST else 1) if whole else 0
+        values = (part[index][name] for part in parts)
+        joined[name] = torch.cat([value if value.dim() > axis else value[..., None] for value in values], axis)
+    return joined
 
-    def add(self, statistics: list[dict[str, Tensor]]) -> None:
-        """Appends the statistics of the next rows: one dict for each tensor of the output."""
-        self.chunks = self.chunks or [{name: [] for name in one} for one in statistics]
-        for chunks, one in zip(self.chunks, statistics, strict=True):
-            for name, value in one.items():
-                chunks[name].append(value)
 
-    def join_rows(self, name: str, index: int = 0, *, whole: bool = False) -> Tensor:
-        """One statistic of one tensor of the output, for all rows: `[row, ...]`.
-
-        Of batches that are one row each (`whole`: graphs), the outputs follow each other along their first axis.
-        """
-        values = self.chunks[index][name]
-        axis = (2 if name in ("draws", "quantiles") else 1) if whole else 0
-        if len(values) == 1:
-            return values[0]
-        return torch.cat([value if value.dim() > axis else value[..., None] for value in values], axis)
-
-    def trees(self, profile: Profile, request: Request) -> dict[str, PyTree]:
-        """Every statistic by name, in the network's structure; of the judged tensor alone if there is one."""
-        if profile.gives_rows and not {"draws", "quantiles"} & self.chunks[0].keys():
-            return {name: self.join_rows(name) for name in self.chunks[0]}
-        judged = request.likelihood_tensor(profile)
-        alone = judged is not None and len(profile.outputs) > 1
-        layouts = profile.outputs[judged : judged + 1] if alone and judged is not None else profile.outputs
-        statistics: dict[str, PyTree] = {}
-        for name in dict.fromkeys(name for chunks in self.chunks for name in chunks):
-            values: list[Tensor | None] = []
-            for index, layout in enumerate(layouts):
-                value = self.join_rows(name, index, whole=layout is None) if name in self.chunks[index] else None
-                if value is not None and name in (*CLASS_STATISTICS, "draws_used"):
-                    value = value if layout is not None else value[0]
-                elif value is not None:
-                    leading = int(name in ("draws", "quantiles"))
-                    value = move_row_axis(value.movedim(1, 0) if leading else value, layout, leading)
-                values.append(value)
-            bare = alone or name == "draws_used" or (name in CLASS_STATISTICS and not request.is_by_head)
-            statistics[name] = values[0] if bare else profile.structure.build(values, numbers=name == "mean")
-        return statistics | {"row_axis": None if layouts[0] is None else layouts[0].axis}
+def trees(parts: Sequence[Rows], profile: Profile, request: Request) -> dict[str, PyTree]:
+    """Every statistic by name, in the network's structure; of the judged tensor alone if there is one."""
+    if profile.gives_rows and not set(DRAWS_FIRST) & parts[0][0].keys():
+        return dict(joined_rows(parts))
+    layouts = [profile.outputs[place] for place in request.judged(profile)]
+    alone = len(layouts) < len(profile.outputs)
+    columns = [joined_rows(parts, index, whole=layout is None) for index, layout in enumerate(layouts)]
+    statistics: dict[str, PyTree] = {}
+    for name in dict.fromkeys(name for one in columns for name in one):
+        values = [one.get(name) for one in columns]
+        for index, layout in enumerate(layouts):
+            value, leading = values[index], int(name in DRAWS_FIRST)
+            if value is not None and (layout is None or name not in (*CLASS_STATISTICS, "draws_used")):
+                values[index] = move_row_axis(value.movedim(1, 0) if leading else value, layout, leading)
+        bare = alone or name == "draws_used" or (name in CLASS_STATISTICS and not request.is_by_head)
+        statistics[name] = values[0] if bare else profile.structure.build(values, numbers=name == "mean")
+    return statistics | {"row_axis": None if layouts[0] is None else layouts[0].axis}

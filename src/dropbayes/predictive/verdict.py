@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dropbayes.likelihoods import Likelihood
 from dropbayes.linear import LinearCheck, check_linear
 from dropbayes.predictive.evaluation import checked_targets, evaluation_tensor, score_draws
-from dropbayes.predictive.scoring import COVERAGE_LEVELS, ClassOutcomes, core_scores
+from dropbayes.predictive.scoring import COVERAGE_LEVELS, core_scores
 from dropbayes.runtime.formatting import Printed, Table
 from dropbayes.sampling import draws, sites
 from dropbayes.scores import RiskCoverage, risk_coverage
@@ -39,9 +39,7 @@ class Verdict(Printed):
         random_area: The area under the curve of a random ranking: the mean loss.
         coverage: The observed coverage of the central intervals, by nominal coverage (regression).
         calibration_error: The expected calibration error (classification).
-        ensemble_equivalent: The interpolated size of a deep ensemble with the same log-likelihood, if members are
-            given; infinite if all of them together do not reach it.
-        ensemble_log_likelihoods: The log-likelihood of ensembles of 1, 2, ... members.
+        ensemble_log_likelihoods: The log-likelihood of ensembles of 1, 2, ... members, if any are given.
         linear: The linear method (`predict(method="linear")`) beside 30 draws of some of the rows; None where the
             network has no derivatives.
     """
@@ -56,7 +54,6 @@ class Verdict(Printed):
     random_area: float
     coverage: dict[float, float]
     calibration_error: float | None
-    ensemble_equivalent: float | None = None
     ensemble_log_likelihoods: tuple[float, ...] = ()
     linear: LinearCheck | None = None
 
@@ -72,6 +69,14 @@ class Verdict(Printed):
         return (self.random_area - float(self.risk.area)) / possible if possible > 0 else math.nan
 
     @property
+    def ensemble_equivalent(self) -> float | None:
+        """The interpolated size of a deep ensemble with the same log-likelihood; infinite if no size reaches it."""
+        if not self.ensemble_log_likelihoods:
+            return None
+        best = np.maximum.accumulate(self.ensemble_log_likelihoods)
+        return float(np.interp(self.log_likelihood, best, range(1, len(best) + 1), right=math.inf))
+
+    @property
     def advice(self) -> tuple[str, ...]:
         """The recommended next steps."""
         steps, max_gap = [], 0.05  # of nominal and observed coverage, above which calibration is advised
@@ -82,9 +87,8 @@ class Verdict(Printed):
         else:
             steps.append("The draws predict about as well as one pass.")
         if self.ranking < 0.1:  # of the oracle's gain
-            steps.append(
-                "The uncertainty does not rank the errors: add dropout before more layers, or train an ensemble."
-            )
+            remedy = "add dropout before more layers, or train an ensemble"
+            steps.append(f"The uncertainty does not rank the errors: {remedy}.")
         worst = max((observed - claimed for claimed, observed in self.coverage.items()), key=abs, default=0.0)
         if abs(worst) > max_gap:
             word = "narrow" if worst < 0 else "wide"
@@ -103,10 +107,8 @@ class Verdict(Printed):
             ("gain", f"{self.gain:+.3g} ± {self.gain_error:.2g}", "over one pass without dropout"),
             ("ranking of errors", f"{self.ranking:.2f}", "1 is the best possible, 0 is chance"),
         ]
-        lines += [
-            (f"coverage of {claimed:.0%}", f"{observed:.1%}", "outcomes inside their interval")
-            for claimed, observed in self.coverage.items()
-        ]
+        for claimed, observed in self.coverage.items():
+            lines.append((f"coverage of {claimed:.0%}", f"{observed:.1%}", "outcomes inside their interval"))
         if self.calibration_error is not None:
             lines.append(("calibration error", f"{self.calibration_error:.1%}", "gap of confidence and accuracy"))
         if self.ensemble_equivalent is not None:
@@ -166,13 +168,12 @@ def check(
     targets, judged = checked_targets(y, plain, likelihood)
     (density, outcomes), (base, _) = (score_draws(one, targets, judged) for one in (sampled, plain[None]))
     outputs = [evaluation_tensor(member, x) for member in members]
-    equivalent, ensembles = _ensemble_equivalent(outputs, targets, judged, float(density.mean()))
     measured = core_scores(outcomes)
     try:
         linear = check_linear(net, x[:64] if isinstance(x, Tensor) else x, seed=seed)
     except (ValueError, RuntimeError):  # no derivative, or one that torch does not have
         linear = None
-    is_class = isinstance(outcomes, ClassOutcomes)
+    coverages = {p: f"coverage_{100 * p:.0f}" for p in COVERAGE_LEVELS}
     return row_verdict(
         density,
         base,
@@ -180,23 +181,17 @@ def check(
         outcomes.loss(),
         sites=tuple((site.path, site.drop_prob) for site in network_sites),
         n_draws=n_draws,
-        coverage={} if is_class else {p: measured[f"coverage_{100 * p:.0f}"] for p in COVERAGE_LEVELS},
+        coverage={p: measured[name] for p, name in coverages.items() if name in measured},
         calibration_error=measured.get("calibration_error"),
-        ensemble_equivalent=equivalent,
-        ensemble_log_likelihoods=ensembles,
+        ensemble_log_likelihoods=_ensemble_log_likelihoods(outputs, targets, judged),
         linear=linear,
     )
 
 
 def row_verdict(densities: Tensor, plain_densities: Tensor, uncertainty: Tensor, loss: Tensor, **known: Any) -> Verdict:
-    """The verdict from per-row measurements.
+    """The verdict from each row's log-density under the draws and without dropout, its uncertainty and its loss.
 
-    Args:
-        densities: The log-density of each outcome under the draws.
-        plain_densities: That without dropout.
-        uncertainty: The uncertainty of each row.
-        loss: The loss of each row.
-        known: The attributes of `Verdict` that do not follow from these.
+    `known` has the attributes that do not follow from these.
     """
     return Verdict(
         n_rows=len(densities),
@@ -209,18 +204,12 @@ def row_verdict(densities: Tensor, plain_densities: Tensor, uncertainty: Tensor,
     )
 
 
-def _ensemble_equivalent(
-    outputs: Sequence[Tensor], y: Tensor, likelihood: Likelihood | None, reached: float
-) -> tuple[float | None, tuple[float, ...]]:
-    """The size of the ensemble with the same log-likelihood, interpolated, and the log-likelihoods of all sizes."""
-    if not outputs:
-        return None, ()
-    members, scores = torch.stack(list(outputs)), []
-    for size in range(1, len(members) + 1):
+def _ensemble_log_likelihoods(outputs: list[Tensor], y: Tensor, likelihood: Likelihood | None) -> tuple[float, ...]:
+    """The log-likelihood of ensembles of 1, 2, ... of the members, whose outputs are given."""
+    scores = []
+    for size in range(1, len(outputs) + 1):
         # Every member is in equally many of these ensembles.
-        chosen = [[(start + k) % len(members) for k in range(size)] for start in range(len(members))]
-        densities = [score_draws(members[index], y, likelihood)[0].mean() for index in chosen]
+        chosen = [[outputs[(start + k) % len(outputs)] for k in range(size)] for start in range(len(outputs))]
+        densities = [score_draws(torch.stack(members), y, likelihood)[0].mean() for members in chosen]
         scores.append(sum(map(float, densities)) / len(chosen))
-    best = np.maximum.accumulate(scores)
-    equivalent = float(np.interp(reached, best, range(1, len(best) + 1), right=math.inf))
-    return equivalent, tuple(scores)
+    return tuple(scores)
