@@ -61,7 +61,19 @@ def test_finalists_are_trained_longer_and_join_the_candidates():
     settings = {"n_folds": 2, "hidden": (10,), "batch_size": 30, "device": "cpu"}
     choice = choose_ensemble(x, y, grid, finalists=1, finalist_epochs=60, n_members=1, **settings)
     assert len(choice.candidates) == 4 and choice.candidates[3].epochs == 60
+    assert choice.candidates[3].relevance is None
     assert choice.selection == (3,) and choice.log_likelihood[3] > choice.log_likelihood[:3].max()
+
+
+def test_finalists_for_classes_know_which_inputs_matter_and_one_more_is_regularised():
+    x, y = rows(200)
+    grid = [Member(drop_prob=p, epochs=20, learning_rate=0.01) for p in (0.02, 0.1)]
+    settings = {"n_folds": 2, "hidden": (10,), "batch_size": 30, "device": "cpu", "likelihood": "categorical"}
+    choice = choose_ensemble(x, (y > 0).long(), grid, finalists=1, finalist_epochs=30, **settings)
+    assert all(member.relevance is None for member in choice.candidates[:2])
+    plain, strong = choice.candidates[2:]
+    assert plain.relevance == strong.relevance and plain.relevance[0] > 2 * plain.relevance[1]
+    assert plain.weight_decay == grid[0].weight_decay < strong.weight_decay and strong.drop_prob == 0.1
 
 
 def test_weights_of_rows_count_in_the_score_and_in_the_precision():

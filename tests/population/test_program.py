@@ -99,6 +99,22 @@ def test_a_member_that_sees_two_inputs_is_the_network_of_two_inputs(learned):
         torch.testing.assert_close(seen.weights[0][0, :2], alone.weights[0][0])
 
 
+@pytest.mark.parametrize("learned", [False, True])
+def test_relevance_is_the_scale_on_which_an_input_is_learned(learned):
+    x, y = toy(60)
+    factor = torch.tensor([2.0, 1.0, 0.25], dtype=torch.float64)
+    member = Member(drop_prob=0.1, weight_decay=1e-2, epochs=5, learning_rate=0.01)
+    settings = {"hidden": (6,), "batch_size": 20, "learn_drop_prob": learned, **F64}
+    start = train([Task(x, y)], [member], **settings)
+    relevant = train([Task(x, y)], [replace(member, relevance=tuple(factor.tolist()))], start=start, **settings)
+    first, *rest = start.weights
+    scaled = replace(start, x_scale=start.x_scale / factor, weights=(first / factor[:, None], *rest))
+    expected = train([Task(x, y)], [member], start=scaled, **settings)
+    torch.testing.assert_close(relevant.weights[0], expected.weights[0] * factor[:, None])
+    torch.testing.assert_close(relevant.weights[1], expected.weights[1])
+    assert bool((relevant.x_scale == start.x_scale).all())
+
+
 def test_members_that_share_a_learning_rate_take_the_steps_of_those_that_do_not():
     x, y = toy(60)
     member = Member(drop_prob=0.1, epochs=10, learning_rate=0.01)
@@ -111,3 +127,5 @@ def test_a_number_of_inputs_that_a_task_has_not_is_refused():
     x, y = toy(30)
     with pytest.raises(ValueError, match="`n_inputs` must lie between 1 and 3"):
         train([Task(x, y)], [Member(n_inputs=4)], **F64)
+    with pytest.raises(ValueError, match="`relevance` must hold a factor for each of 2 inputs; got 3"):
+        train([Task(x, y)], [Member(n_inputs=2, relevance=(1.0, 1.0, 1.0))], **F64)

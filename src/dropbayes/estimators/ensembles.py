@@ -317,9 +317,7 @@ class RegressionEnsemble(Ensemble):
         assert process is not None
         mean, deviation = process.predict(inputs[:, : self._n_columns].cpu())
         offset = offset_draws(mean, deviation, len(outputs)).to(outputs.device)[:, None, :, None]
-        has_offset = torch.tensor([member.offset for member in population.members], device=outputs.device)[
-            :, None, None
-        ]
+        has_offset = torch.tensor([[[member.offset]] for member in population.members], device=outputs.device)
         y_mean, y_scale = process.y_mean.to(outputs.device), process.y_scale.to(outputs.device)
         values = outputs.double() * population.y_scale[:, None] + population.y_mean[:, None]
         return torch.where(has_offset, values / y_scale + offset, (values - y_mean) / y_scale)

@@ -23,7 +23,6 @@ from dropbayes.estimators.process import Offset
 from dropbayes.estimators.rows import canonical_rows, row_groups, time_groups
 from dropbayes.population import (
     EnsembleChoice,
-    Member,
     Population,
     Task,
     choose_ensemble,
@@ -93,13 +92,14 @@ class DropoutEstimator(Parameters, Ensemble):
         operation = n_stacked * self._batch_size(len(x)) * max(self._hidden_widths(len(x)), default=1)
         threads = 1 if operation <= _ONE_THREAD_SIZE else None
         with cpu_threads(threads), self._progress(len(x)) as progress:
-            choice = self._search(x, y, weight, groups, offset, forward=times is not None, progress=progress)
+            data = Task(x, y, weight)
+            choice = self._search(data, groups, offset, forward=times is not None, progress=progress)
             self.search_scores_ = choice.log_likelihood.numpy()
             self.search_edges_ = search_edges(choice)
             if not any(member.offset for member in choice.members):
                 offset = self.process_ = None
             gap = self._gap(x, weight)
-            self.population_, without_gap = self._train_ensemble(x, y, weight, choice, offset, gap, progress)
+            self.population_, without_gap = self._train_ensemble(data, choice, offset, gap, progress)
             self._refuse_divergence()
             self._fit_noise(choice, offset)
             self._set_bounds(y)
@@ -119,6 +119,7 @@ class DropoutEstimator(Parameters, Ensemble):
         """One bar, in steps of a network, for the search and the training after it, so that it shows the time left."""
         n_searched = min(n_rows, _SEARCH_ROWS)
         (grid, n_finalists), n_folds = self._grid(n_searched), self._folds(n_searched)
+        n_finalists += bool(n_finalists and self._n_classes())  # one more for classes, regularised
         learned = n_searched * (n_folds - 1) // n_folds if n_folds > 1 else n_searched * (FOLDS - 1) // FOLDS
         epochs = sum(member.epochs for member in grid) + n_finalists * self._epochs(n_searched)
         searched = epochs * n_folds * -(-learned // self._batch_size(n_searched))
@@ -127,16 +128,9 @@ class DropoutEstimator(Parameters, Ensemble):
         return ProgressBar("fit", searched + trained, unit="network steps", show=show)
 
     def _search(
-        self,
-        x: np.ndarray,
-        y: np.ndarray,
-        weight: np.ndarray | None,
-        groups: Any,
-        offset: Offset | None,
-        *,
-        forward: bool,
-        progress: ProgressBar,
+        self, data: Task, groups: Any, offset: Offset | None, *, forward: bool, progress: ProgressBar
     ) -> EnsembleChoice:
+        x, y, weight = data.x, data.y, data.weight
         n_rows = min(len(x), _SEARCH_ROWS)
         rows = np.random.RandomState(self.seed_).permutation(len(x))[:n_rows]
         n_folds = self._folds(n_rows)
@@ -163,19 +157,13 @@ class DropoutEstimator(Parameters, Ensemble):
         return replace(choice, held_out=tuple(torch.from_numpy(rows)[held] for held in choice.held_out))
 
     def _train_ensemble(
-        self,
-        x: np.ndarray,
-        y: np.ndarray,
-        weight: Any,
-        choice: EnsembleChoice,
-        offset: Offset | None,
-        gap: Gap | None,
-        progress: ProgressBar,
+        self, data: Task, choice: EnsembleChoice, offset: Offset | None, gap: Gap | None, progress: ProgressBar
     ) -> tuple[Population, Population]:
         """The networks of the ensemble, trained on all rows, and a network trained without the rows of a gap if any.
 
         The networks cycle through the members, with the τ of their members.
         """
+        x, y, weight = data.x, data.y, data.weight
         n_searched = min(len(x), _SEARCH_ROWS)
         full = self._epochs(n_searched)
         if self.bins_ is not None and all(member.n_inputs is not None for member in choice.members):
@@ -354,17 +342,12 @@ class DropoutEstimator(Parameters, Ensemble):
 def search_edges(choice: EnsembleChoice) -> dict[str, float]:
     """The settings whose best value is the smallest or largest of several tried: a value beyond it may be better.
 
-    A drop probability of zero does not count, since no value lies beyond it.
+    A drop probability of zero does not count, since no value lies beyond it, nor do values for finalists alone.
     """
-
-    def setting(member: Member, name: str) -> float:
-        value = getattr(member, name)
-        return float(max(value) if isinstance(value, tuple) else value)
-
     edges = {}
     for name in ("drop_prob", "weight_decay"):
-        tried = {setting(member, name) for member in choice.candidates}
-        best = setting(choice.members[0], name)
+        tried = {float(np.max(getattr(member, name))) for member in choice.candidates if member.relevance is None}
+        best = float(np.max(getattr(choice.members[0], name)))
         if len(tried) > 1 and best > 0 and best in (min(tried), max(tried)):
             edges[name] = best
     return edges

@@ -87,14 +87,15 @@ def choose_ensemble(
     r"""The ensemble chosen greedily by held-out predictive log-likelihood and, for numbers, mean error.
 
     All candidates on all folds are one population; the best few may be trained once more, longer, as further
-    candidates: first the best of each number of inputs seen, since short trainings compare those badly. The τ of each
-    is the maximiser of its held-out log-likelihood (`fit_precision`).
+    candidates: first the best of each number of inputs seen, since short trainings compare those badly. For classes
+    these learn each input by its relevance (Neal 1996), as the short trainings found it, and the best is trained with
+    the most dropout and decay, too. The τ of each is the maximiser of its held-out log-likelihood (`fit_precision`).
 
     Args:
         x: Inputs `[row, feature]`.
         y: Targets.
         grid: The candidates; their `task` and `seed` are set here.
-        finalists: The number of best candidates to train again for `finalist_epochs`.
+        finalists: The number of best candidates to train again for `finalist_epochs`; for classes one more.
         finalist_epochs: The number of epochs of that second training.
         n_members: The number of members to select, with repetition.
         n_folds: The number of folds; 1 for a single split with a fifth of the rows held out.
@@ -127,6 +128,7 @@ def choose_ensemble(
     if finalists:
         best = _finalists(candidates, row_mean(density), finalists)
         longer = [replace(candidates[number], epochs=finalist_epochs) for number in best]
+        longer = longer if head.has_noise else _class_finalists(longer, trained)
         again, more, errors = _score_candidates(tasks, sizes, longer, n_draws, seed + len(candidates), settings)
         candidates, trained = candidates + longer, concatenate([trained, again])
         density, error = torch.cat([density, more]), torch.cat([error, errors])
@@ -163,6 +165,20 @@ def _finalists(candidates: Sequence[Member], score: Tensor, count: int) -> list[
     first = {(candidates[i].n_inputs, candidates[i].offset): i for i in reversed(order)}.values()
     leaders = sorted(first, key=order.index)
     return [*leaders, *(number for number in order if number not in leaders)][:count]
+
+
+def _class_finalists(best: Sequence[Member], trained: Population) -> list[Member]:
+    """The best, and the first of them with the most dropout and decay, all with the relevance of their inputs."""
+    most = trained.members[int(trained.drop_prob.sum(1).argmax())].drop_prob
+    strong = replace(best[0], drop_prob=most, weight_decay=1e-3)
+    return [replace(one, relevance=_relevance(trained, one.n_inputs)) for one in (*best, strong)]
+
+
+def _relevance(trained: Population, n_inputs: int | None) -> tuple[float, ...]:
+    """The squared mean square of each input's weights in all networks that see the same, with a mean square of 1."""
+    same = [number for number, member in enumerate(trained.members) if member.n_inputs == n_inputs]
+    power = trained.weights[0][same, :n_inputs].square().mean((0, 2)).square()
+    return tuple((power / power.square().mean().sqrt()).clamp_min(1e-3).tolist())
 
 
 def greedy_selection(log_density: Tensor, weight: Tensor, n_members: int, error: Tensor) -> list[int]:

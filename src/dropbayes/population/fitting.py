@@ -174,17 +174,19 @@ def _continue_from(start: Population, program: Program) -> None:
         )
     for target, values in zip((*program.weights, *program.biases), (*start.weights, *start.biases), strict=True):
         target.copy_(values)
+    program.weights[0].div_(program.stack.relevance[..., None].clamp_min(1e-30))
 
 
 def _untrained_population(table: Table, members: Sequence[Member], program: Program) -> Population:
     device, tasks = program.vector.device, torch.tensor([m.task for m in members])
     moments = {name: values[tasks].to(device) for name, values in table.moments.items()}
+    parameters = tuple(values.clone() for values in program.networks)
     y_scale = moments["y_scale"]
     given = y_scale.new_tensor([float("nan") if m.precision is None else m.precision for m in members])
     return Population(
         members=tuple(members),
-        weights=tuple(w.clone() for w in program.weights),
-        biases=tuple(b.clone() for b in program.biases),
+        weights=parameters[: program.n_layers],
+        biases=parameters[program.n_layers :],
         drop_prob=program.drop_prob.clone(),
         precision=torch.where(given.isnan()[:, None], y_scale**-2, given[:, None]),
         **moments,
@@ -207,8 +209,7 @@ def _retire(program: Program, trained: Population, stacked: Tensor, left: Tensor
         trained.diverged[stacked[done & ~finite]] = True
         done = done & finite
         members, source = stacked[done].to(trained.device), done.to(trained.device)
-        targets, values = (*trained.weights, *trained.biases), (*program.weights, *program.biases)
-        for target, value in zip(targets, values, strict=True):
+        for target, value in zip((*trained.weights, *trained.biases), program.networks, strict=True):
             target[members] = value[source]
         trained.drop_prob[members] = program.drop_prob[source]
     if 0 < int(training.sum()) <= (1 - _IDLE_SHARE) * len(training):

@@ -35,7 +35,7 @@ class Stack:
     weight_decay: Tensor  # λ of each layer, [member, layer]
     learning_rate: Tensor  # the initial one
     n_steps: Tensor  # the length of the schedule
-    n_inputs: Tensor  # the number of leading inputs that it sees
+    relevance: Tensor  # the factor on each input, [member, input]; zero for those that it does not see
     kl_scale: Tensor | None  # the weight of the KL against the data term if drop probabilities are learned
     member_words: tuple[Tensor, ...]  # one for each unit before each weight layer, combined with the step's words
 
@@ -91,7 +91,7 @@ class Program:
         self.widths = widths = [table.x.shape[1], *hidden, head.width(table.n_outputs)]
         self.n_layers = len(widths) - 1
         rows = torch.full((len(members), max(self.sizes) + 1), len(table.x) - 1)
-        decays, drops, words, weights, steps, seen, entropies = [], [], [], [], [], [], []
+        decays, drops, words, weights, steps, relevance, entropies = [], [], [], [], [], [], []
         for b, member in enumerate(members):
             n_rows = table.n_rows[member.task]
             rows[b, :n_rows] = table.first[member.task] + randomness.member_order(member.seed, n_rows)
@@ -114,9 +114,12 @@ class Program:
                 raise ValueError(
                     f"`n_inputs` must lie between 1 and {widths[0]}, the columns of the task; got {n_seen}."
                 )
+            factors = member.relevance or (1.0,) * n_seen
+            if len(factors) != n_seen:
+                raise ValueError(f"`relevance` must hold a factor for each of {n_seen} inputs; got {len(factors)}.")
+            relevance.append([*factors, *[0.0] * (widths[0] - n_seen)])
             first, *rest = randomness.initial_weights(member.seed, [n_seen, *widths[1:]], dtype)
             weights.append([torch.cat([first, first.new_zeros(widths[0] - n_seen, widths[1])]), *rest])
-            seen.append(n_seen)
             steps.append(member.epochs * randomness.steps_per_epoch(n_rows, batch_size))
 
         def on_device(values: Any, kind: torch.dtype = torch.float64) -> Tensor:
@@ -130,7 +133,7 @@ class Program:
             weight_decay=on_device(decays, dtype),
             learning_rate=on_device([m.learning_rate for m in members]),
             n_steps=on_device(steps),
-            n_inputs=on_device(seen, torch.long),
+            relevance=on_device(relevance, dtype),
             kl_scale=on_device(entropies, dtype) if learn_drop_prob else None,
             member_words=tuple(torch.stack(layer).to(device) for layer in zip(*words, strict=True)),
         )
@@ -167,10 +170,8 @@ class Program:
         self._mixed = [buffer(n_members, batch, width, kind=torch.int16) for width in self.widths[:-1]]
         self._masks = [buffer(n_members, batch, width) for width in self.widths[:-1]]
         self._inverse_keep = self._per_parameter(1 / (1 - stack.drop_prob).to(dtype), otherwise=1.0)
-        # The scale of a weight is zero where its member does not see the input: then so is its gradient.
-        unseen = torch.arange(self.widths[0], device=device) >= stack.n_inputs[:, None]
-        self.views(self._inverse_keep)[0].masked_fill_(unseen[..., None], 0.0)
-        self.is_scaled = any(self.has_dropout) or bool(unseen.any())
+        self.views(self._inverse_keep)[0].mul_(stack.relevance[..., None])
+        self.is_scaled = any(self.has_dropout) or bool((stack.relevance != 1).any())
         self._decay = self._per_parameter(2 * stack.weight_decay, otherwise=0.0)
         same = [bool((values == values[0]).all()) for values in (stack.learning_rate, stack.n_steps)]
         self._one_rate = device.type == "cpu" and all(same)
@@ -195,6 +196,11 @@ class Program:
     def drop_prob(self) -> Tensor:
         """The current drop probabilities, `[member, layer]`."""
         return self.stack.drop_prob if self.stack.kl_scale is None else self.parameters[-1].sigmoid().double()
+
+    @property
+    def networks(self) -> list[Tensor]:
+        """The weights, which include the relevance of the inputs, and the biases."""
+        return [self.weights[0] * self.stack.relevance[..., None], *self.weights[1:], *self.biases]
 
     def keep(self, index: Tensor) -> None:
         """Drops all members but those with these indices."""
@@ -315,6 +321,7 @@ class Program:
             weights, biases = parameters[: self.n_layers], parameters[self.n_layers :]
             keep = 1 - logit.sigmoid()
             scaled = [weight / keep[:, layer, None, None] for layer, weight in enumerate(weights)]
+            scaled[0] = scaled[0] * self.stack.relevance[..., None]
             masks = []
             for layer in range(self.n_layers):  # relaxed Bernoulli masks: differentiable in the drop probability
                 words = self._words(layer).to(logit.dtype)
@@ -323,7 +330,7 @@ class Program:
             output = forward(scaled, biases, x, masks, self.activation)
             data_term = (self.head.row_losses(output, y) * share).sum()
             (gradient,) = torch.autograd.grad(data_term + self._kl(weights, logit).sum(), vector)
-        self.gradient.copy_(torch.where(self._inverse_keep > 0, gradient, 0.0))
+        self.gradient.copy_(gradient)
 
     def _kl(self, weights: Sequence[Tensor], logit: Tensor) -> Tensor:
         r"""The KL of concrete dropout for weights that multiply inverted masks, over the data term's scale.

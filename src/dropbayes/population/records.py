@@ -49,6 +49,8 @@ class Member:
         epochs: The number of passes over the task's rows.
         seed: The seed of its initial weights, its batches and its masks.
         n_inputs: The number of leading columns that it sees; None for all of them. Weights of the others are zero.
+        relevance: A factor on each input that it sees, which the trained weights include. What is less relevant is
+            learned more slowly and decays sooner.
         offset: Whether it learns the difference of y from an offset of each row (see `choose_ensemble`).
     """
 
@@ -61,6 +63,7 @@ class Member:
     epochs: int = 100
     seed: int = 0
     n_inputs: int | None = None
+    relevance: tuple[float, ...] | None = None
     offset: bool = False
 
 
