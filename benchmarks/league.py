@@ -36,7 +36,7 @@ BEGIN, END = "<!-- league: begin -->", "<!-- league: end -->"
 # Tables whose scores nobody looked at while the defaults were developed.
 HELD_BACK = (
     *("auto_mpg", "cpu_act", "era", "house_8L", "la_mortality", "music_origin", "planes2d", "pollen", "skillcraft"),
-    *("wind", "australian", "contraceptive", "phoneme", "vehicle"),
+    *("wind", "contraceptive", "phoneme", "vehicle"),
 )
 COVERED = (0.86, 0.94)  # acceptable coverages of 90 % intervals
 
