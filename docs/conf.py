@@ -51,7 +51,7 @@ nitpick_ignore_regex = [
         r"|estimators\.(transforms\.TargetTransform|recalibration\.Recalibration|ensembles\.Ensemble)"
         r"|app\.tables\.training\.(TrainingRows|Reading)"
         r"|language\.uncertainty\.Text|app\.models\.model\.Frame|population\.heads\.Head|processes\.networks\.Step"
-        r"|app\.serving\.served\.ServedModel|training\.rows\.Rows|estimators\.columns\.(notation\.Notation|inference\.Problem)"
+        r"|app\.serving\.served\.ServedModel|training\.rows\.(Tensor|Loaded)Rows|estimators\.columns\.(notation\.Notation|inference\.Problem)"
         r"|linear\.(passes\.LinearPlan|perceptrons\.MomentsPlan))",
     ),
     # Aliases of types, type variables, and the halves of subscripted types.

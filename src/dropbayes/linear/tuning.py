@@ -29,8 +29,6 @@ MAX_RATIO = 1.0
 """The largest variance p / (1 - p) of a mask that is tried: beyond p = 0.5 the linear method is poor."""
 
 _N_POINTS = 64
-_N_FOLDS = 3
-_LAYER_STEPS = 300
 _UNIT_STEPS = (0, 3, 7, 20, 70)  # from the rates of layers to those of units, by and by
 
 Rates = Mapping[str, float | Tensor]
@@ -129,8 +127,9 @@ def tune_dropout(
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed)).to(y.device)
     plain = torch.zeros(len(y)).to(parts.output)
     tuned = plain.repeat(len(parts.steps), 1)
-    for fold in range(_N_FOLDS):
-        unseen, rows = order[fold::_N_FOLDS], torch.cat([order[i::_N_FOLDS] for i in range(_N_FOLDS) if i != fold])
+    folds = [order[fold::3] for fold in range(3)]
+    for number, unseen in enumerate(folds):
+        rows = torch.cat([*folds[:number], *folds[number + 1 :]])
         noisy = _with_best_noise(likelihood, parts.output[None, rows], y[rows])
         plain[unseen] = noisy.log_density(parts.output[unseen], y[unseen])
         tuned[:, unseen] = torch.stack([found[unseen] for *_, found in fits(rows)])
@@ -186,7 +185,7 @@ class Parts:
         noise = torch.ones_like(fixed)
         weights = torch.cat([torch.full((len(units),), 0.05).to(errors), errors.mean()[None] / 2])
         layers = torch.cat([*(one.sum(0, keepdim=True) for one in units), noise])
-        weights = _weights(layers, fixed[0], errors, weights, _LAYER_STEPS)
+        weights = _weights(layers, fixed[0], errors, weights, 300)
         weights[:-1].clamp_(min=1e-6)  # a factor leaves 0 where it is
         weights = weights.repeat_interleave(torch.tensor([*self.sizes, 1], device=weights.device))
         for n_steps in self.steps:

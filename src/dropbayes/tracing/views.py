@@ -29,8 +29,6 @@ from dropbayes.tracing.watch import SharedWrite, Watch
 Flags = Callable[[str, nn.Module], bool]
 """Whether a module may be in training mode, by its name and object."""
 
-_GLOBAL_HOOKS = (torch_modules._global_forward_hooks, torch_modules._global_forward_pre_hooks)
-
 
 def checked_network(net: Any) -> nn.Module:
     """The plain module behind `net`, unwrapped from DataParallel, DDP and torch.compile."""
@@ -73,7 +71,7 @@ def unwrap(module: nn.Module) -> nn.Module:
 
 def has_global_hooks() -> bool:
     """Whether hooks are registered for all modules of the process."""
-    return any(_GLOBAL_HOOKS)
+    return bool(torch_modules._global_forward_hooks or torch_modules._global_forward_pre_hooks)
 
 
 class View:

@@ -18,8 +18,6 @@ from dropbayes.app.report.measurements import Classification, Measured, Regressi
 from dropbayes.predictive.agreement import uneven_width
 from dropbayes.runtime.formatting import number, percent
 
-_TONES = {"calibrated": "good", "few": "plain"}  # of what is said of the certainty; else "warn"
-
 
 @dataclass(frozen=True)
 class Fit:
@@ -65,7 +63,7 @@ def regression_answers(
     return [
         _beside_others(_how_good(measured, target), measured, fit),
         Answer("How sure is it?", f"σ ≈ {typical}", sure),
-        Answer("Can its certainty be trusted?", f"{level} % → {held}", true, _TONES.get(agreement.kind, "warn")),
+        _trusted(f"{level} % → {held}", true, agreement.kind),
         _what_to_do(measured, fit, *interval_advice(measured, fit, features)),
     ]
 
@@ -112,9 +110,14 @@ def class_answers(measured: Classification, *, target: str, fit: Fit) -> list[An
     return [
         _beside_others(Answer("How good is it?", accuracy, good, tone), measured, fit),
         Answer("How sure is it?", confidence, sure),
-        Answer("Can its certainty be trusted?", f"{confidence} → {accuracy}", true, _TONES.get(agreement.kind, "warn")),
+        _trusted(f"{confidence} → {accuracy}", true, agreement.kind),
         _what_to_do(measured, fit, *probability_advice(measured, fit)),
     ]
+
+
+def _trusted(claim: str, text: Markup, kind: str) -> Answer:
+    tone = {"calibrated": "good", "few": "plain"}.get(kind, "warn")
+    return Answer("Can its certainty be trusted?", claim, text, tone)
 
 
 def _beside_others(answer: Answer, measured: Measured, fit: Fit) -> Answer:
