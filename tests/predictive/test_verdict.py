@@ -109,3 +109,20 @@ class Rounded(nn.Module):
 
     def forward(self, x):
         return (100 * x.detach()).round() / 100
+
+
+def test_a_network_that_returns_its_logits_in_a_record_is_judged_by_them():
+    class Logits(nn.Module):
+        def __init__(self, net):
+            super().__init__()
+            self.net = net
+
+        def forward(self, input_ids):
+            return {"logits": self.net(input_ids)}
+
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
+    x, y = torch.randn(30, 4), torch.arange(30) % 3
+    wrapped = db.check(Logits(net), {"input_ids": x}, y, n_draws=10)
+    assert wrapped.log_likelihood == db.check(net, x, y, n_draws=10).log_likelihood
+    assert db.tune_dropout(Logits(net), {"input_ids": x}, y, n_draws=10).drop_probs.keys() <= {"net.2"}

@@ -13,9 +13,8 @@ from transformers import TrainerCallback
 from dropbayes.likelihoods import Categorical
 from dropbayes.predictive import predict
 from dropbayes.runtime.validation import check_count
-from dropbayes.sampling import evaluation_output
+from dropbayes.sampling import evaluation_output, output_tensor
 from dropbayes.scores import accuracy, class_log_likelihood, expected_calibration_error
-from dropbayes.training.rows import output_tensor
 
 
 class UncertaintyCallback(TrainerCallback):

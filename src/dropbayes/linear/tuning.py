@@ -22,7 +22,7 @@ from dropbayes.layers.structure import hook_keep_prob
 from dropbayes.likelihoods import Categorical, Gaussian, Likelihood
 from dropbayes.linear.passes import Linear, linear_plan
 from dropbayes.linear.points import standard_points
-from dropbayes.sampling import Inputs, Sampling, Site, as_inputs, draws, is_stochastic
+from dropbayes.sampling import Inputs, Sampling, Site, as_inputs, draws, is_stochastic, output_tensor
 from dropbayes.tracing import draw_or_mean
 
 MAX_RATIO = 1.0
@@ -120,7 +120,7 @@ def tune_dropout(
         for rates in parts.fit(rows, y[rows], likelihood):
             tuned, sampled = _with_rates(candidate, parts.settings, rates), parts.output[None]
             if any(torch.as_tensor(rate).any() for rate in rates.values()):
-                sampled = draws(tuned, x, n_draws=n_draws, seed=seed, sampling=sampling).double()
+                sampled = output_tensor(draws(tuned, x, n_draws=n_draws, seed=seed, sampling=sampling)).double()
             noisy = _with_best_noise(likelihood, sampled[:, rows], y[rows])
             yield rates, tuned, noisy, noisy.log_density(sampled, y).logsumexp(0) - math.log(len(sampled))
 

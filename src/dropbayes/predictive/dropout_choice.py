@@ -14,7 +14,7 @@ from dropbayes.layers.conversion import add_dropout
 from dropbayes.likelihoods import Likelihood
 from dropbayes.predictive.evaluation import checked_targets, evaluation_tensor, score_draws
 from dropbayes.runtime.formatting import Printed, Table
-from dropbayes.sampling import Sampling, draws
+from dropbayes.sampling import Sampling, draws, output_tensor
 from dropbayes.scores.averages import standard_error
 
 
@@ -100,7 +100,8 @@ def choose_dropout(
     sampling = Sampling(positions="tied" if is_text else None)
     for p in sorted(drop_probs):
         candidate = function(add_dropout(net, p, where=where, copy=False))
-        scores[p] = density(draws(candidate, inputs, n_draws=n_draws, seed=seed, masks="row", sampling=sampling))
+        sampled = draws(candidate, inputs, n_draws=n_draws, seed=seed, masks="row", sampling=sampling)
+        scores[p] = density(output_tensor(sampled))
     tried = {p: float(values.mean()) for p, values in scores.items()}
     allowed = [p for p, value in tried.items() if value >= float(base.mean()) - tolerance]
     chosen = max(allowed, default=0.0)

@@ -40,6 +40,7 @@ from dropbayes.sampling import (
     loaded_batches,
     make_plan,
     network_arguments,
+    output_tensor,
 )
 from dropbayes.scores.averages import weighted_mean
 
@@ -315,11 +316,8 @@ def _fitted_noise(location: Tensor, y: Tensor) -> Gaussian:
 
 
 def evaluation_tensor(net: nn.Module, x: PyTree) -> Tensor:
-    """One pass without dropout; the network is not changed."""
-    output = evaluation_output(net, x)
-    if not isinstance(output, Tensor):
-        raise TypeError(f"`net` must return one tensor; got {type(output).__name__}. Wrap it to return its logits.")
-    return output
+    """What a likelihood reads of one pass without dropout; the network is not changed."""
+    return output_tensor(evaluation_output(net, x))
 
 
 def checked_targets(y: Array, output: Tensor, likelihood: Likelihood | None) -> tuple[Tensor, Likelihood | None]:

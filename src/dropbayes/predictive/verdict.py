@@ -16,7 +16,7 @@ from dropbayes.linear import LinearCheck, check_linear
 from dropbayes.predictive.evaluation import checked_targets, evaluation_tensor, score_draws
 from dropbayes.predictive.scoring import COVERAGE_LEVELS, core_scores
 from dropbayes.runtime.formatting import Printed, Table
-from dropbayes.sampling import draws, sites
+from dropbayes.sampling import draws, output_tensor, sites
 from dropbayes.scores import RiskCoverage, risk_coverage
 from dropbayes.scores.averages import standard_error
 
@@ -164,7 +164,7 @@ def check(
         True
     """
     network_sites, plain = sites(net, x), evaluation_tensor(net, x)
-    sampled = draws(net, x, n_draws=n_draws, seed=seed, masks="row")
+    sampled = output_tensor(draws(net, x, n_draws=n_draws, seed=seed, masks="row"))
     targets, judged = checked_targets(y, plain, likelihood)
     (density, outcomes), (base, _) = (score_draws(one, targets, judged) for one in (sampled, plain[None]))
     outputs = [evaluation_tensor(member, x) for member in members]

@@ -1,6 +1,13 @@
 """Sampling from a network: its sites, keyed masks, and draws computed in blocks."""
 
-from dropbayes.sampling.functions import draws, evaluation_output, function_draw, is_stochastic, keep_state
+from dropbayes.sampling.functions import (
+    draws,
+    evaluation_output,
+    function_draw,
+    is_stochastic,
+    keep_state,
+    output_tensor,
+)
 from dropbayes.sampling.inputs import (
     Inputs,
     RowAxis,
@@ -65,6 +72,7 @@ __all__ = [
     "mask_spec",
     "move_row_axis",
     "network_arguments",
+    "output_tensor",
     "result_dtype",
     "sites",
     "split",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -80,6 +80,17 @@ def keep_state(net: nn.Module, inputs: Inputs, profile: Profile) -> None:
 def evaluation_output(net: nn.Module, x: PyTree) -> PyTree:
     """The network's output in evaluation mode, without its masks; its flags and its state are not changed."""
     return _evaluate(View(checked_network(net), own_parameters=True), as_inputs(x))
+
+
+def output_tensor(output: PyTree) -> Tensor:
+    """The one tensor of a network's output that a likelihood reads: the output itself, or its `logits`."""
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
+    if not isinstance(logits, Tensor):
+        raise TypeError(
+            f"`net` must return a tensor or an output with `logits`; got {type(output).__name__}. Wrap the network so "
+            "that it returns the tensor the likelihood reads."
+        )
+    return logits
 
 
 @torch.no_grad()

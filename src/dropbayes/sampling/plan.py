@@ -243,9 +243,8 @@ class Plan:
     @contextlib.contextmanager
     def _running(self) -> Iterator[None]:
         """A context without gradients, and with one thread for blocks of little work."""
-        one_thread = self.operations < _THREADED_OPERATIONS and torch.get_num_threads() > 1
-        threads = cpu_threads(1) if one_thread else contextlib.nullcontext()
-        with torch.inference_mode(False), torch.no_grad(), threads:
+        threads = 1 if self.operations < _THREADED_OPERATIONS else None
+        with torch.inference_mode(False), torch.no_grad(), cpu_threads(threads):
             yield
 
 

@@ -82,7 +82,6 @@ class Prober:
     """Makes probes of one network.
 
     Args:
-        net: The network.
         inputs: Inputs of the form of those to probe.
         ignored: Modules whose randomness is not dropout.
         named: The generators of the host that the network's code names.

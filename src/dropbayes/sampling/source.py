@@ -62,9 +62,6 @@ class KeyedSource(Source):
     """The masks of some draws and rows.
 
     Args:
-        spec: Sites and keys.
-        draws: The draws of this run.
-        rows: The rows of this run.
         folded: Whether the draws are part of the row axis; otherwise they are mapped over, or one.
         rows_mapped: Whether the rows are mapped over, too.
         among: The draws that run after each other, whose masks are made at once.

@@ -13,8 +13,8 @@ from torch import nn
 
 from dropbayes.likelihoods import Likelihood
 from dropbayes.runtime.validation import check_count, check_positive, check_probability
-from dropbayes.sampling import draws, is_stochastic
-from dropbayes.training.rows import Rows, output_tensor, training_rows
+from dropbayes.sampling import draws, is_stochastic, output_tensor
+from dropbayes.training.rows import Rows, training_rows
 
 
 @dataclass(frozen=True)

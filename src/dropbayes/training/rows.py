@@ -15,20 +15,9 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from dropbayes.runtime.arrays import to_tensor
 from dropbayes.runtime.validation import finite_tensor, row_weights
-from dropbayes.sampling import Inputs, as_inputs
+from dropbayes.sampling import Inputs, as_inputs, output_tensor
 
 _RESIDENT_BYTES = 2**31  # larger data stay on the host and are copied batch by batch
-
-
-def output_tensor(output: Any) -> Tensor:
-    """The one tensor of a network's output that a likelihood reads: the output itself, or its `logits`."""
-    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
-    if not isinstance(logits, Tensor):
-        raise TypeError(
-            f"`net` must return a tensor or an output with `logits`; got {type(output).__name__}. Wrap the network so "
-            "that it returns the tensor the likelihood reads."
-        )
-    return logits
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
