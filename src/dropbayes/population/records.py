@@ -49,8 +49,7 @@ class Member:
         epochs: The number of passes over the task's rows.
         seed: The seed of its initial weights, its batches and its masks.
         n_inputs: The number of leading columns that it sees; None for all of them. Weights of the others are zero.
-        relevance: A factor on each input that it sees, which the trained weights include. What is less relevant is
-            learned more slowly and decays sooner.
+        relevance: A factor on each input that it sees while it learns; the trained weights include it.
         offset: Whether it learns the difference of y from an offset of each row (see `choose_ensemble`).
     """
 
