@@ -13,12 +13,15 @@ from torch.utils._pytree import PyTree
 
 from dropbayes.tracing.operations import SCALARS, Arguments, Operation
 from dropbayes.tracing.recurrence import recurrence
-from dropbayes.tracing.sources import Handlers, RandomMode, UnsupportedStrategy, run_intercepted
+from dropbayes.tracing.sources import Handlers, RandomMode, UnsupportedStrategy, handles, run_intercepted
 
 # From functorch: whether a tensor is mapped over.
 _is_batched: Callable[[Tensor], bool] = torch._C._functorch.is_batchedtensor
 
+HANDLERS: Handlers = {}
 
+
+@handles(HANDLERS, F.scaled_dot_product_attention)
 def _attention(
     mode: RandomMode,
     func: Operation,
@@ -52,6 +55,7 @@ def _attention(
     return mode.source.dropout("attention", weights, dropout_p, tuple(weights.shape), False).to(value.dtype) @ value
 
 
+@handles(HANDLERS, F.multi_head_attention_forward)
 def _multi_head_attention(mode: RandomMode, func: Operation, *args: Any, **kwargs: Any) -> PyTree:
     # Its dropout is gated by `training`, positional argument 13; the calls in its body are then intercepted here.
     training = args[13] if len(args) > 13 else kwargs.get("training", True)
@@ -63,6 +67,7 @@ def _multi_head_attention(mode: RandomMode, func: Operation, *args: Any, **kwarg
     return run_intercepted(mode, func, *args, **kwargs)
 
 
+@handles(HANDLERS, torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 def _recurrent(mode: RandomMode, func: Operation, *args: Any) -> PyTree:
     # Packed sequences: (data, batch_sizes, hx, weights, ...); padded ones: (input, hx, weights, ...).
     packed = isinstance(args[3], (list, tuple))
@@ -86,6 +91,7 @@ def _is_mapped(args: Arguments) -> bool:
     return any(isinstance(a, Tensor) and _is_batched(a) for a in args[:2])
 
 
+@handles(HANDLERS, F.linear)
 def _linear(mode: RandomMode, func: Operation, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     result = mode.source.linear(input, weight, bias)
     if result is not None:
@@ -96,6 +102,7 @@ def _linear(mode: RandomMode, func: Operation, input: Tensor, weight: Tensor, bi
     return result.to(torch.get_autocast_dtype(result.device.type))  # vmap adds a bias in its own precision
 
 
+@handles(HANDLERS, F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 def _convolution(
     mode: RandomMode,
     func: Operation,
@@ -112,6 +119,7 @@ def _convolution(
     return func(input, weight, bias, *args, **kwargs)
 
 
+@handles(HANDLERS, F.batch_norm)
 def _batch_norm(
     mode: RandomMode,
     func: Operation,
@@ -135,6 +143,7 @@ def _batch_norm(
     return (input * scale.view(shape) + shift.view(shape)).to(input.dtype)  # in the wider dtype, as torch's own
 
 
+@handles(HANDLERS, *SCALARS)
 def _read(mode: RandomMode, func: Operation, tensor: Tensor) -> Any:
     """The one value of a tensor; of a mapped one, that of all its members, if they agree as they would alone."""
     if not _is_batched(tensor) or tensor.numel() != 1:
@@ -147,19 +156,6 @@ def _read(mode: RandomMode, func: Operation, tensor: Tensor) -> Any:
     return func(value)
 
 
+@handles(HANDLERS, Tensor.__contains__)
 def _contains(mode: RandomMode, func: Operation, tensor: Tensor, element: Any) -> bool:
     return bool(_read(mode, Tensor.__bool__, (tensor == element).any()))
-
-
-HANDLERS: Handlers = {
-    **dict.fromkeys(SCALARS, _read),
-    Tensor.__contains__: _contains,
-    F.scaled_dot_product_attention: _attention,
-    F.multi_head_attention_forward: _multi_head_attention,
-    **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), _recurrent),
-    F.linear: _linear,
-    F.batch_norm: _batch_norm,
-    **dict.fromkeys(
-        (F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d), _convolution
-    ),
-}

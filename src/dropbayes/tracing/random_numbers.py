@@ -13,7 +13,9 @@ from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils._pytree import PyTree
 
 from dropbayes.tracing.operations import LESS, MORE, Arguments, NamedArguments, Operation
-from dropbayes.tracing.sources import Handlers, RandomMode, run_intercepted
+from dropbayes.tracing.sources import Handlers, RandomMode, handles, run_intercepted
+
+HANDLERS: Handlers = {F.gumbel_softmax: run_intercepted}
 
 
 def draw_or_mean(sample: Callable[[], Tensor], mean: Tensor, *, training: bool) -> Tensor:
@@ -29,27 +31,31 @@ def draw_or_mean(sample: Callable[[], Tensor], mean: Tensor, *, training: bool) 
     return mean
 
 
-def _keyed(handler: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The handler, for random numbers that differ between forward passes; fixed ones are torch's own."""
+def _keyed(*operations: Operation) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    """Makes a function the handler of random numbers that differ between forward passes; fixed ones are torch's own."""
 
-    @functools.wraps(handler)
-    def keyed_handler(mode: RandomMode, func: Operation, *args: Any, **kwargs: Any) -> Tensor:
-        if mode.source.is_fixed(kwargs.get("generator")):
-            return func(*args, **kwargs)
-        out = kwargs.pop("out", None)
-        result = handler(mode, func, *args, **kwargs)
-        return result if out is None else out.resize_(result.shape).copy_(result)
+    def enter(handler: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        @handles(HANDLERS, *operations)
+        @functools.wraps(handler)
+        def keyed_handler(mode: RandomMode, func: Operation, *args: Any, **kwargs: Any) -> Tensor:
+            if mode.source.is_fixed(kwargs.get("generator")):
+                return func(*args, **kwargs)
+            out = kwargs.pop("out", None)
+            result = handler(mode, func, *args, **kwargs)
+            return result if out is None else out.resize_(result.shape).copy_(result)
 
-    return keyed_handler
+        return keyed_handler
+
+    return enter
 
 
-@_keyed
+@_keyed(torch.bernoulli, Tensor.bernoulli)
 def _bernoulli(mode: RandomMode, func: Operation, input: Tensor, p: float | None = None, **kwargs: Any) -> Tensor:
     probability = input if p is None else torch.full_like(input, p)
     return mode.source.bernoulli(probability, None if p is None else 1 - p).to(input.dtype)
 
 
-@_keyed
+@_keyed(Tensor.bernoulli_)
 def _bernoulli_(mode: RandomMode, func: Operation, input: Tensor, p: Any = 0.5, **kwargs: Any) -> Tensor:
     is_number = not isinstance(p, Tensor)
     probability = torch.full(tuple(input.shape), p, device=input.device) if is_number else p.expand(input.shape)
@@ -68,7 +74,7 @@ def _normals(mode: RandomMode, like: Tensor) -> Tensor:
     return torch.view_as_complex(parts * 0.5**0.5)
 
 
-@_keyed
+@_keyed(torch.rand, torch.rand_like)
 def _rand(mode: RandomMode, func: Operation, *args: Any, **kwargs: Any) -> Tensor:
     like = _template(func, args, kwargs)
     if like.is_complex():
@@ -82,7 +88,7 @@ def _below_one(uniform: Tensor, dtype: torch.dtype) -> Tensor:
     return uniform.to(dtype).clamp(max=1 - torch.finfo(dtype).eps / 2)
 
 
-@_keyed
+@_keyed(torch.randn, torch.randn_like)
 def _randn(mode: RandomMode, func: Operation, *args: Any, **kwargs: Any) -> Tensor:
     like = _template(func, args, kwargs)
     return _normals(mode, like).to(like.dtype)
@@ -94,30 +100,30 @@ def _template(func: Operation, args: Arguments, kwargs: NamedArguments) -> Tenso
     return (torch.empty_like if func.__name__.endswith("_like") else torch.empty)(*args, **kwargs)
 
 
-@_keyed
+@_keyed(Tensor.uniform_)
 def _uniform_(mode: RandomMode, func: Operation, input: Tensor, *bounds: float, **kwargs: Any) -> Tensor:
     low, high = (*bounds, *(0.0, 1.0)[len(bounds) :])
     low, high = kwargs.get("from", low), kwargs.get("to", high)
     return input.copy_(low + (high - low) * _uniforms(mode, "rand", input))
 
 
-@_keyed
+@_keyed(Tensor.normal_)
 def _normal_(mode: RandomMode, func: Operation, input: Tensor, mean: float = 0.0, std: float = 1.0, **_: Any) -> Tensor:
     return input.copy_(mean + std * _normals(mode, input))
 
 
-@_keyed
+@_keyed(torch.normal)
 def _normal(mode: RandomMode, func: Operation, mean: Any, std: Any = 1.0, size: Any = None, **kwargs: Any) -> Tensor:
     like = torch.empty(size) if size is not None else torch.as_tensor(mean) + torch.as_tensor(std)
     return (mean + std * _normals(mode, like)).to(like.dtype)
 
 
-@_keyed
+@_keyed(Tensor.exponential_)
 def _exponential_(mode: RandomMode, func: Operation, input: Tensor, lambd: float = 1.0, **_: Any) -> Tensor:
     return input.copy_(-torch.log(_uniforms(mode, "rand", input)) / lambd)
 
 
-@_keyed
+@_keyed(torch.randint, torch.randint_like)
 def _randint(mode: RandomMode, func: Operation, *args: Any, **kwargs: Any) -> Tensor:
     bounds = [arg for arg in args if isinstance(arg, int)] + [kwargs.pop(b) for b in ("low", "high") if b in kwargs]
     low, high = [0, *bounds][-2:]
@@ -126,13 +132,13 @@ def _randint(mode: RandomMode, func: Operation, *args: Any, **kwargs: Any) -> Te
     return (low + (high - low) * _uniforms(mode, "rand", like)).floor().to(like.dtype)
 
 
-@_keyed
+@_keyed(torch.randperm)
 def _randperm(mode: RandomMode, func: Operation, n: int, **kwargs: Any) -> Tensor:
     like = _template(func, (n,), {"dtype": torch.int64, **kwargs})
     return _uniforms(mode, "randperm", like).argsort(stable=True).to(like.dtype)
 
 
-@_keyed
+@_keyed(torch.multinomial, Tensor.multinomial)
 def _multinomial(
     mode: RandomMode, func: Operation, input: Tensor, num_samples: int, replacement: bool = False, **kwargs: Any
 ) -> Tensor:
@@ -143,13 +149,14 @@ def _multinomial(
     return speed.argmax(-1) if replacement else speed.topk(num_samples, -1).indices
 
 
-@_keyed
+@_keyed(torch.binomial)
 def _binomial(mode: RandomMode, func: Operation, count: Tensor, prob: Tensor, **kwargs: Any) -> Tensor:
     trials = torch.arange(int(count.max()), device=prob.device)
     each = mode.source.bernoulli(prob.unsqueeze(-1).expand(*prob.shape, len(trials)), None)
     return (each * (trials < count.unsqueeze(-1))).sum(-1)
 
 
+@handles(HANDLERS, nn.init.uniform_, nn.init.normal_)
 def _initialiser(
     mode: RandomMode, func: Operation, tensor: Tensor, generator: torch.Generator | None, **numbers: float
 ) -> Tensor:
@@ -158,6 +165,7 @@ def _initialiser(
         return fill(tensor, *numbers.values(), generator=generator)
 
 
+@handles(HANDLERS, F.rrelu)
 def _rrelu(
     mode: RandomMode,
     func: Operation,
@@ -175,12 +183,14 @@ def _rrelu(
     return input.copy_(result) if inplace else result
 
 
+@handles(HANDLERS, *LESS, *MORE)
 def _compare(mode: RandomMode, func: Operation, *args: Any, **kwargs: Any) -> PyTree:
     if len(args) == 2 and not kwargs:
         mode.source.compare(func, *args)
     return func(*args, **kwargs)
 
 
+@handles(HANDLERS, draw_or_mean)
 def _draw_or_mean(
     mode: RandomMode, func: Operation, sample: Callable[[], Tensor], mean: Tensor, *, training: bool = False
 ) -> Tensor:
@@ -188,24 +198,3 @@ def _draw_or_mean(
     del training
     with mode:
         return func(sample, mean, training=True)
-
-
-HANDLERS: Handlers = {
-    **dict.fromkeys((torch.bernoulli, Tensor.bernoulli), _bernoulli),
-    Tensor.bernoulli_: _bernoulli_,
-    **dict.fromkeys((torch.rand, torch.rand_like), _rand),
-    **dict.fromkeys((torch.randn, torch.randn_like), _randn),
-    Tensor.uniform_: _uniform_,
-    Tensor.normal_: _normal_,
-    torch.normal: _normal,
-    Tensor.exponential_: _exponential_,
-    F.gumbel_softmax: run_intercepted,
-    **dict.fromkeys((torch.randint, torch.randint_like), _randint),
-    torch.randperm: _randperm,
-    **dict.fromkeys((torch.multinomial, Tensor.multinomial), _multinomial),
-    torch.binomial: _binomial,
-    **dict.fromkeys((nn.init.uniform_, nn.init.normal_), _initialiser),
-    **dict.fromkeys(LESS | MORE, _compare),
-    draw_or_mean: _draw_or_mean,
-    F.rrelu: _rrelu,
-}

@@ -10,7 +10,7 @@ import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,17 @@ from dropbayes.tracing.operations import Arguments, NamedArguments, Operation
 
 Handlers = dict[Callable[..., Any], Callable[..., Any]]
 """What replaces each stochastic operation: a function of the mode, the operation and its arguments."""
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+
+def handles(handlers: Handlers, *operations: Operation) -> Callable[[Handler], Handler]:
+    """Makes a function the handler of some operations."""
+
+    def enter(handler: Handler) -> Handler:
+        handlers.update(dict.fromkeys(operations, handler))
+        return handler
+
+    return enter
 
 
 class UnsupportedStrategy(Exception):
