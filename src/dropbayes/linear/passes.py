@@ -15,9 +15,21 @@ from dropbayes.linear.perceptrons import MomentsPlan, moments_plan
 from dropbayes.linear.points import N_POINTS
 from dropbayes.linear.variables import MASK_KINDS
 from dropbayes.runtime.validation import check_count
-from dropbayes.sampling import Block, Inputs, Inspection, Keys, Profile, Sampling, as_inputs, draws, inspect, mask_spec
+from dropbayes.sampling import (
+    Block,
+    Inputs,
+    Inspection,
+    Keys,
+    Profile,
+    Sampling,
+    UncertaintyWarning,
+    as_inputs,
+    draws,
+    inspect,
+    make_plan,
+    mask_spec,
+)
 from dropbayes.sampling.inspection import recall
-from dropbayes.sampling.plan import make_plan
 from dropbayes.sampling.trials import chosen_strategy
 from dropbayes.tracing.views import checked_network
 
@@ -178,7 +190,7 @@ def linear_plan(net: nn.Module, inputs: Inputs, options: Linear, sampling: Sampl
         known["check"] = _compared(plan, net, few, _CHECKED_DRAWS, 0, sampling)
     if own and (abs(known["check"].ratio - 1) > 1 / 3 or known["check"].mean_error > 1):  # more than chance
         what = f"`net` draws its own random numbers ({', '.join(sorted(own))}), and its output is not linear in them."
-        warnings.warn(f"{what} {known['check']}.", stacklevel=2)
+        warnings.warn(f"{what} {known['check']}.", UncertaintyWarning, stacklevel=2)
     return plan
 
 
