@@ -7,6 +7,7 @@ import functools
 import graphlib
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -177,6 +178,12 @@ def test_no_import_goes_round_in_a_circle():
 
 def test_private_names_stay_in_their_package():
     assert not private_reaches(SOURCE)
+
+
+def test_other_packages_import_from_the_door_of_sampling():
+    inside = re.compile(r"^from dropbayes\.sampling\.\w", re.MULTILINE)
+    others = {name: path for name, path in modules_of(SOURCE).items() if unit(name) != "sampling"}
+    assert others and not [name for name, path in others.items() if inside.search(path.read_text())]
 
 
 def private_imports_of_the_application(root: pathlib.Path) -> list[str]:

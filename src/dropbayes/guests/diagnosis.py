@@ -10,8 +10,7 @@ from torch import nn
 from torch.utils._pytree import PyTree
 
 from dropbayes.runtime.formatting import Printed, Table, count
-from dropbayes.sampling import Sampling, Site, as_inputs, inspect
-from dropbayes.sampling.probes import ProbeFailed, Prober
+from dropbayes.sampling import ProbeFailed, Prober, Sampling, Site, as_inputs, inspect
 from dropbayes.tracing import SharedWrite
 from dropbayes.tracing.generators import names_generators
 from dropbayes.tracing.views import checked_network

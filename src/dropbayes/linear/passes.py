@@ -24,13 +24,13 @@ from dropbayes.sampling import (
     Sampling,
     UncertaintyWarning,
     as_inputs,
+    chosen_strategy,
     draws,
     inspect,
     make_plan,
     mask_spec,
+    recall,
 )
-from dropbayes.sampling.inspection import recall
-from dropbayes.sampling.trials import chosen_strategy
 from dropbayes.tracing.views import checked_network
 
 _CHECKED_ROWS, _CHECKED_DRAWS = 4, 40

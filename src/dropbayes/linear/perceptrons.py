@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.linear.points import gaussian_points
-from dropbayes.sampling import Block, Inputs, Profile
-from dropbayes.sampling.perceptron import Perceptron, perceptron
+from dropbayes.sampling import Block, Inputs, Perceptron, Profile, perceptron
 from dropbayes.tracing.views import checked_network
 
 _N_TERMS, _N_NODES = 8, 64

@@ -14,9 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dropbayes.sampling.masks import Keys, keep_mask
-from dropbayes.sampling.probes import is_ignored
-from dropbayes.sampling.profile import Profile
+from dropbayes.sampling import Keys, Profile, is_ignored, keep_mask
 from dropbayes.tracing import Site, SiteNames, Source, is_ours, neutral_uniform, version
 from dropbayes.tracing.generators import SENTINEL_SEED
 

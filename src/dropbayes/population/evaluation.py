@@ -15,7 +15,7 @@ from dropbayes.population import randomness
 from dropbayes.population.program import forward
 from dropbayes.population.records import Population, select
 from dropbayes.runtime.validation import check_count, finite_tensor, row_weights
-from dropbayes.sampling.streaming import Moments
+from dropbayes.sampling import Moments
 
 # Mask elements at a time: enough to fill the device, few enough for its cache (CPU) or memory (CUDA).
 _ELEMENTS = {"cpu": 2**21, "cuda": 2**27}

@@ -20,15 +20,17 @@ from dropbayes.sampling.inputs import (
     network_arguments,
     split,
 )
-from dropbayes.sampling.inspection import Inspection, inspect, sites
-from dropbayes.sampling.masks import Keys, derived_seed
+from dropbayes.sampling.inspection import Inspection, inspect, recall, sites
+from dropbayes.sampling.masks import Keys, derived_seed, keep_mask
+from dropbayes.sampling.perceptron import Perceptron, perceptron
 from dropbayes.sampling.plan import Block, Plan, make_plan, mask_spec, move_row_axis
-from dropbayes.sampling.probes import equal_but_for_rounding
+from dropbayes.sampling.probes import ProbeFailed, Prober, equal_but_for_rounding, is_ignored
 from dropbayes.sampling.profile import Profile, RowLayout, Site, Sites
 from dropbayes.sampling.settings import Sampling
 from dropbayes.sampling.source import KeyedSource, MaskSpec, NetworkChanged, UnsupportedStrategy
 from dropbayes.sampling.streaming import LogMean, Mean, Moments, Votes, result_dtype
 from dropbayes.sampling.training_mode import UncertaintyWarning
+from dropbayes.sampling.trials import chosen_strategy
 from dropbayes.tracing.views import View, eagerly
 
 __all__ = [
@@ -42,7 +44,10 @@ __all__ = [
     "Mean",
     "Moments",
     "NetworkChanged",
+    "Perceptron",
     "Plan",
+    "ProbeFailed",
+    "Prober",
     "Profile",
     "RowAxis",
     "RowLayout",
@@ -54,6 +59,7 @@ __all__ = [
     "View",
     "Votes",
     "as_inputs",
+    "chosen_strategy",
     "cloned_leaves",
     "copied_cache",
     "derived_seed",
@@ -64,7 +70,9 @@ __all__ = [
     "function_draw",
     "inspect",
     "is_cache",
+    "is_ignored",
     "is_stochastic",
+    "keep_mask",
     "keep_state",
     "loaded_batches",
     "make_plan",
@@ -73,6 +81,8 @@ __all__ = [
     "move_row_axis",
     "network_arguments",
     "output_tensor",
+    "perceptron",
+    "recall",
     "result_dtype",
     "sites",
     "split",

@@ -52,19 +52,9 @@ def attention(
 
     A query that may attend to nothing gives 0, as in `torch.nn.functional.scaled_dot_product_attention`.
 
-    Args:
-        q: The queries, `[draw * row * folded, head, query, feature]`, draws outermost.
-        k: The keys, with as many heads or a divisor of that number.
-        v: The values; their features may differ in number.
-        keys: Seed, number of draws and sampler.
-        site: The number of the site.
-        drop_prob: The probability that a weight is dropped.
-        draws: The draws in the batch.
-        rows: The rows in the batch, each with its own masks; None for masks shared by all rows.
-        attn_mask: A boolean mask of where queries may attend, or a term added to the scores; broadcast to them.
-        is_causal: Whether a query attends to no later position.
-        scale: The factor of the scores; 1/√features if None.
-        folded: The number of batch entries per row; a row's mask is `[folded, head, query, key]`.
+    `q` is `[draw * row * folded, head, query, feature]`, draws outermost, with `folded` entries of the batch for a row,
+    whose mask is `[folded, head, query, key]`; without `rows`, all have one mask. `k` has as many heads or a divisor of
+    that number, `v` any number of features. `attn_mask` says where queries may attend, or is added to the scores.
     """
     batch, n_heads, n_queries, features = q.shape
     n_keys, value_features = k.shape[2], v.shape[3]

@@ -43,16 +43,9 @@ def dropout(
 ) -> Tensor:
     """x ∘ mask / (1 - `drop_prob`) as a new tensor `[outer, draw, row, inner]`.
 
-    Args:
-        x: A tensor whose memory, in order, is `[outer, draw, row, inner]`, or the same without draws.
-        keys: Seed, number of draws and sampler.
-        site: The number of the site.
-        drop_prob: The probability of a zero.
-        draws: The draws that `x` holds, or is repeated for.
-        rows: The rows that `x` holds, each with its own mask; None for one mask shared by all rows.
-        outer: The number of a row's units that precede the draws in memory, such as a sequence's steps.
-        inner: The number of a row's units that follow the rows. A unit's index is outer index * `inner` + inner index.
-        drawn: Whether `x` has draws already; otherwise one tensor is read and one per draw is written.
+    The memory of `x`, in order, is `[outer, draw, row, inner]`, or the same without draws: unless `drawn`, one tensor
+    is read and one per draw is written. `outer` units of a row precede the draws, such as a sequence's steps, `inner`
+    follow the rows; a unit's index is outer index * `inner` + inner index. Without `rows`, all have one mask.
     """
     n_rows = x.numel() // (outer * inner * (len(draws) if drawn else 1))
     out = x.new_empty(outer, len(draws), n_rows, inner)
