@@ -238,9 +238,15 @@ def test_a_forward_pass_in_inference_mode_is_drawn(kind):
         assert_law(net, x, n_draws=600)
 
 
-def test_weights_made_in_inference_mode_are_read():
+class OwnTrain(nn.Sequential):
+    def train(self, mode=True):
+        return super().train(mode)
+
+
+@pytest.mark.parametrize("kind", [nn.Sequential, OwnTrain])
+def test_weights_made_in_inference_mode_are_read(kind):
     with torch.inference_mode():
-        net = perceptron().eval()
+        net = kind(*perceptron()).eval()
     assert db.predict(net, rows(3)).mean.shape == (3, 2)
 
 

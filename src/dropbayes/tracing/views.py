@@ -221,7 +221,8 @@ class View:
         if id(parameter) not in self._copies:  # an alias while a mode is switched, which may replace a weight
             made = self._cloned(parameter.detach()) if self._own_parameters else parameter.detach()
             is_parameter = isinstance(parameter, nn.Parameter)
-            made = nn.Parameter(made, parameter.requires_grad) if is_parameter else made
+            learns = parameter.requires_grad and not parameter.is_inference()
+            made = nn.Parameter(made, learns) if is_parameter else made
             self._remember(parameter, made)
         return self._copies[id(parameter)]
 
