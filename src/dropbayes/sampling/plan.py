@@ -392,7 +392,9 @@ def _with_sizes(plan: Plan, inputs: Inputs, max_bytes: int | None) -> Plan:
     """The plan with the rows and draws of its blocks."""
     profile, strategy, n_draws = plan.profile, plan.strategy, len(plan.draws)
     device = "cpu" if inputs.device.type == "cpu" else "cuda"
-    limit = max_bytes if max_bytes is not None else _WORKING_BYTES[device]
+    limit = _WORKING_BYTES[device] if max_bytes is None else max_bytes
+    if max_bytes is None and inputs.device.type == "cuda":  # in twice the blocks, many small layers take twice the time
+        limit = torch.cuda.get_device_properties(inputs.device).total_memory // 16
     # Mapped over draws, the layers before the first site are computed once for all of them.
     pairs = max(1, limit // max(profile.suffix_bytes if strategy.draws == "mapped" else profile.pass_bytes, 1))
     at_once = 1 if strategy.draws == "single" else n_draws

@@ -97,7 +97,7 @@ def _linear(mode: RandomMode, func: Operation, input: Tensor, weight: Tensor, bi
     if result is not None:
         return result
     result = func(input, weight, bias)
-    if result.is_meta or result.dtype != torch.float32 or not torch.is_autocast_enabled(result.device.type):
+    if not _is_batched(result) or result.dtype != torch.float32 or not torch.is_autocast_enabled(result.device.type):
         return result
     return result.to(torch.get_autocast_dtype(result.device.type))  # vmap adds a bias in its own precision
 

@@ -64,14 +64,14 @@ class NetworkState:
         """The identities of all that the modules hold, in one pass over their dictionaries."""
         modules, token = _modules_of(net), _Tokens(False, None)
         states = [module.__dict__ for module in modules]
-        inner = [state[key] for state in states for key in ("_buffers", *_COMPARED)]
+        inner = itertools.chain.from_iterable(map(operator.itemgetter("_buffers", *_COMPARED), states))
         values = itertools.chain.from_iterable(map(dict.values, (*states, *filter(None, inner))))
         return [
             *torch_modules._global_forward_hooks,
             *torch_modules._global_forward_pre_hooks,
             *[id(module.__class__.forward) for module in modules],
             *map(id, values),
-            *[token(state.get(key)) for state in states for key in self._deep.get(id(state), ())],
+            *[token(state.get(key)) for state in states if (keys := self._deep.get(id(state))) for key in keys],
         ]
 
     def changes(self, net: nn.Module) -> list[tuple[str, str]]:
@@ -133,26 +133,28 @@ class _Tokens:
         self.seen: set[int] = set()
 
     def __call__(self, value: Any, depth: int = 0) -> Any:
-        kind = type(value)
+        kind = type(value)  # its own idea of its class may cost a call of its own code
         if kind in _PLAIN:
             return value
-        if isinstance(value, Tensor):
-            return (self._identity(value), version(value)) if self.versions else self._identity(value)
-        if isinstance(value, np.ndarray) and self.versions:
-            return hashlib.blake2b(value.tobytes()).digest() if value.size else 0
-        if isinstance(value, (bytearray, array.array)):
-            return bytes(value)
-        if isinstance(value, types.MethodType):
-            return id(value.__func__), id(value.__self__)
-        if depth > _MAX_DEPTH or id(value) in self.seen:
+        if id(value) in self.seen:
             return id(value)
-        if isinstance(value, dict):
+        if issubclass(kind, Tensor):
+            return (self._identity(value), version(value)) if self.versions else self._identity(value)
+        if issubclass(kind, np.ndarray) and self.versions:
+            return hashlib.blake2b(value.tobytes()).digest() if value.size else 0
+        if issubclass(kind, (bytearray, array.array)):
+            return bytes(value)
+        if kind is types.MethodType:
+            return id(value.__func__), id(value.__self__)
+        if depth > _MAX_DEPTH:
+            return id(value)
+        if issubclass(kind, dict):
             self.seen.add(id(value))
             return tuple((self(k, depth + 1), self(v, depth + 1)) for k, v in value.items())
-        if isinstance(value, (list, tuple, deque)):
+        if issubclass(kind, (list, tuple, deque)):
             self.seen.add(id(value))
             return tuple(self(item, depth + 1) for item in value)
-        if isinstance(value, (set, frozenset)):
+        if issubclass(kind, (set, frozenset)):
             return frozenset(self(item, depth + 1) for item in value)
         if is_object(value):
             self.seen.add(id(value))
@@ -187,7 +189,7 @@ def is_object(value: Any) -> bool:
     kind = type(value)
     if not hasattr(value, "__dict__") or hasattr(kind, "__del__"):
         return False
-    if isinstance(value, (nn.Module, Tensor, type, types.ModuleType, types.FunctionType, functools.partial)):
+    if issubclass(kind, (nn.Module, Tensor, type, types.ModuleType, types.FunctionType, functools.partial)):
         return False
     module = kind.__module__.partition(".")[0]
     return module not in sys.stdlib_module_names and module not in ("torch", "numpy", "triton")
