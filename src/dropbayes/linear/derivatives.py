@@ -23,7 +23,7 @@ from torch import Tensor
 from dropbayes.linear.points import gaussian_points
 from dropbayes.linear.variables import SiteVariables, Variable, standard_masks
 from dropbayes.sampling import Inputs, Inspection, Keys, RowLayout, cloned_leaves, eagerly, split
-from dropbayes.tracing import AtMeans, Interception, SiteNames
+from dropbayes.tracing import AtMeans, Interception
 from dropbayes.tracing.generators import keyed_generators
 
 _MAX_UNITS = 4096  # of a site whose masks are laid out; the sum over more is Gaussian enough
@@ -49,7 +49,8 @@ class Linearisation:
     def _slopes(self, output: Tensor, at_once: int) -> Iterator[list[Tensor]]:
         r"""The derivatives of `at_once` outputs at a time by each variable, scaled by its deviation $\sqrt{v_i}$."""
         values = [variable.value for variable in self.variables]
-        for directions in torch.eye(output.shape[1]).to(output).split(at_once):
+        # Made on the device: a copy would wait for the forward pass.
+        for directions in torch.eye(output.shape[1], dtype=output.dtype, device=output.device).split(at_once):
             directions = directions[:, None].expand(-1, len(output), -1)  # the same for every row
             if output.requires_grad:
                 found = _batched([output], values, [directions], self.twice)
@@ -132,8 +133,7 @@ def linearise(
 ) -> Linearisation:
     """The linearisation of all rows as one batch; `twice` for gradients with derivatives by the input."""
     profile, net = inspection.profile, inspection.network()
-    names = SiteNames({id(module): path for path, module in net.named_modules()})
-    source = SiteVariables(profile, names, ignored, tied, mask_leaves)
+    source = SiteVariables(profile, net, ignored, tied, mask_leaves)
     leaves: Sequence[Any] = (inputs if twice else inputs.with_tensors(Tensor.detach)).leaves
     leaves = cloned_leaves(leaves) if profile.writes_input else leaves
     seeded = keyed_generators(None) if profile.seeds_torch else contextlib.nullcontext()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -72,7 +72,7 @@ class LinearPlan:
     max_bytes: int
     judged: int | None = None  # the tensor that a likelihood reads; None for all
     only_moments: bool = True
-    started: list[tuple[Inputs, Linearisation]] = field(default_factory=list)  # a forward pass under way
+    started: tuple[Inputs, Block] | None = None  # the one block of some inputs, already under way
 
     exact = True  # no draw is made
 
@@ -101,9 +101,6 @@ class LinearPlan:
 
     def linearised(self, inputs: Inputs, *, twice: bool = False) -> Iterator[tuple[range, Linearisation]]:
         """The linearisation of the rows, block by block."""
-        if self.started and self.started[0][0] is inputs and not twice:
-            yield range(inputs.n_rows), self.started.pop()[1]
-            return
         for start in range(0, inputs.n_rows, self.block_rows):
             rows = range(start, min(start + self.block_rows, inputs.n_rows))
             block = inputs if len(rows) == inputs.n_rows else inputs.block(rows.start, rows.stop)
@@ -122,6 +119,9 @@ class LinearPlan:
     def run(self, inputs: Inputs, *, first_row: int = 0) -> Iterator[Block]:
         """The rows block by block: one draw, the mean, with its variance; or points of it as the draws."""
         del first_row
+        if self.started is not None and self.started[0] is inputs:
+            yield self.started[1]
+            return
         for rows, linear in self.linearised(inputs):
             outputs: list[Tensor] = []
             variances: list[Tensor] = []
@@ -145,10 +145,11 @@ class LinearPlan:
             if self.only_moments:
                 return mean[None], moved.double().square().mean(0)
             return mean.detach() + moved, None
-        n_outputs = min(mean.shape[1], options.max_outputs)
-        chosen = torch.arange(n_outputs, device=mean.device).expand(linear.n_rows, -1)
-        if n_outputs < mean.shape[1]:
-            chosen = mean.detach().topk(n_outputs).indices
+        if mean.shape[1] <= options.max_outputs:
+            if self.only_moments:
+                return mean[None], linear.variance(index, at_once)
+            return linear.points(index, N_POINTS, at_once).detach(), None
+        chosen = mean.detach().topk(options.max_outputs).indices
         part = replace(linear, outputs=[mean.gather(1, chosen)])
         if self.only_moments:
             return mean[None], torch.zeros_like(mean.double()).scatter(1, chosen, part.variance(0, at_once))
@@ -173,8 +174,27 @@ def one_pass_plan(
         method = Linear()
     if not isinstance(method, Linear):
         raise ValueError(f'`method` must be "sampling", "linear" or "moments"; got {method!r}.')
+    started, net = None, checked_network(net)
+    if inputs.device.type != "cpu":  # the comparison with what was inspected costs no time while a GPU works
+        known = recall(net, inputs, sampling.ignored, positions=sampling.positions is not None)
+        started = None if known is None else _started(known, inputs, method, sampling, tensor, only_moments)
     plan = linear_plan(net, inputs, method, sampling)
+    if started is not None and started.inspection is plan.inspection:
+        return started
     return replace(plan, judged=tensor(plan.profile), only_moments=only_moments)
+
+
+def _started(
+    known: Inspection, inputs: Inputs, options: Linear, sampling: Sampling, tensor: Judged, only_moments: bool
+) -> LinearPlan | None:
+    """The plan of a network that is not known to be unchanged, with its one block under way; None if that fails."""
+    try:
+        plan = _plan_of(known, inputs, options, sampling)
+        plan = replace(plan, judged=tensor(plan.profile), only_moments=only_moments)
+        whole = plan.block_rows >= inputs.n_rows
+        return replace(plan, started=(inputs, next(plan.run(inputs)))) if whole else None
+    except Exception:  # it comes again if the network is unchanged
+        return None
 
 
 def linear_plan(net: nn.Module, inputs: Inputs, options: Linear, sampling: Sampling = Sampling()) -> LinearPlan:
@@ -195,23 +215,8 @@ def linear_plan(net: nn.Module, inputs: Inputs, options: Linear, sampling: Sampl
 
 
 def _unchecked_plan(net: nn.Module, inputs: Inputs, options: Linear, sampling: Sampling) -> LinearPlan:
-    net, ignored, positions = checked_network(net), sampling.ignored, sampling.positions is not None
-    known, started = None, None
-    if inputs.device.type != "cpu":  # the comparison with the inspection costs no time while a GPU works
-        known = recall(net, inputs, ignored, positions=positions)
-        started = None if known is None else _started(known, inputs, options, sampling)
-    inspection = inspect(net, inputs, ignored, positions=positions)
-    return started if started is not None and inspection is known else _plan_of(inspection, inputs, options, sampling)
-
-
-def _started(known: Inspection, inputs: Inputs, options: Linear, sampling: Sampling) -> LinearPlan | None:
-    """The plan of a network that is not known to be unchanged, with its forward pass under way; None if that fails."""
-    try:
-        plan = _plan_of(known, inputs, options, sampling)
-        whole = plan.block_rows >= inputs.n_rows
-        return replace(plan, started=[(inputs, plan.linearise(inputs))]) if whole else None
-    except Exception:  # it comes again if the network is unchanged
-        return None
+    inspection = inspect(checked_network(net), inputs, sampling.ignored, positions=sampling.positions is not None)
+    return _plan_of(inspection, inputs, options, sampling)
 
 
 def _plan_of(inspection: Inspection, inputs: Inputs, options: Linear, sampling: Sampling) -> LinearPlan:

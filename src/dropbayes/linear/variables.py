@@ -7,6 +7,7 @@ at their means, as leaves of the graph.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,14 @@ from dropbayes.tracing.generators import SENTINEL_SEED
 MASK_KINDS = {"dropout", "feature_dropout", "attention", "recurrent"}
 """The kinds of sites that multiply by a mask."""
 
-_HARD = {"argmax", "argmin", "ceil", "floor", "heaviside", "round", "sign", "trunc"}
+_HARD = {
+    getattr(owner, name + suffix): name
+    for name in ("argmax", "argmin", "ceil", "floor", "heaviside", "round", "sign", "trunc")
+    for owner in (torch, Tensor)
+    for suffix in ("", "_")
+    if hasattr(owner, name + suffix)
+}
+"""The operations without a derivative, by name; looked up at every operation of a network."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,14 +72,18 @@ class SiteVariables(Source):
     """
 
     def __init__(
-        self, profile: Profile, names: SiteNames, ignored: tuple[str, ...], tied: bool, leaves: bool = False
+        self, profile: Profile, net: nn.Module, ignored: tuple[str, ...], tied: bool, leaves: bool = False
     ) -> None:
         self.variables: list[Variable] = []
-        self._profile, self._names, self._ignored, self._tied, self._leaves = profile, names, ignored, tied, leaves
+        self._profile, self._net, self._ignored, self._tied, self._leaves = profile, net, ignored, tied, leaves
         self._by_name = {site.name: site for site in profile.sites} if profile.by_name else {}
         self._following = iter(profile.sites)
         self._drawn: Variable | None = None  # the numbers that the running operation has asked for
         self.has_derivatives = False  # the network differentiates itself, and masks are in its backward pass as well
+
+    @functools.cached_property
+    def _names(self) -> SiteNames:
+        return SiteNames({id(module): path for path, module in self._net.named_modules()})
 
     def is_off(self, training: bool) -> bool:
         return self._is_ignored() or not (training or is_ours(self._names.caller()[1]))
@@ -131,7 +143,7 @@ class SiteVariables(Source):
     def chooses(self, site: Variable, operation: str) -> None:
         # What a mask multiplies may be ordered or compared, which has derivatives nearly everywhere; a uniform may not.
         orders = operation in ("argsort", "ge", "gt", "le", "lt", "multinomial", "sort", "topk")
-        hard = orders or operation in _HARD or operation.startswith("rand")
+        hard = orders or operation in _HARD.values() or operation.startswith("rand")
         if site in self.variables and not hard:  # a function of the numbers, not of a comparison
             return
         raise NotImplementedError(
@@ -140,11 +152,10 @@ class SiteVariables(Source):
         )
 
     def after(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        name = getattr(func, "__name__", "").strip("_")
         self.has_derivatives |= func is torch.autograd.grad
-        if name in _HARD and args and isinstance(args[0], Tensor) and args[0].requires_grad:
+        if func in _HARD and args and isinstance(args[0], Tensor) and args[0].requires_grad:
             raise NotImplementedError(
-                f"`net` takes {name} of numbers that depend on its dropout: a hard choice, which "
+                f"`net` takes {_HARD[func]} of numbers that depend on its dropout: a hard choice, which "
                 'has no derivative. Predict with method="sampling".'
             )
 
