@@ -45,11 +45,24 @@ def test_fit_says_in_one_sentence_that_there_is_no_cuda():
         db.fit(torch.nn.Linear(1, 1), x, x, likelihood=db.Gaussian(precision=1.0), epochs=1, device="cuda")
 
 
+@needs_cuda
 def test_the_callers_matmul_precision_survives_an_error():
-    before = torch.get_float32_matmul_precision()
-    with pytest.raises(KeyError), tensor_cores(torch.device("cpu")):
+    before = torch.backends.cuda.matmul.fp32_precision
+    with pytest.raises(KeyError), tensor_cores(torch.device("cuda")):
         raise KeyError
-    assert torch.get_float32_matmul_precision() == before
+    assert torch.backends.cuda.matmul.fp32_precision == before
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="torch has one setting only")
+def test_settings_of_precision_that_torch_cannot_reconcile_are_left_alone():
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cuda.matmul.allow_tf32 = False
+        with tensor_cores(torch.device("cpu")):
+            assert torch.backends.cuda.matmul.fp32_precision == "ieee"
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def test_the_callers_number_of_threads_survives_an_error():
@@ -72,10 +85,10 @@ def test_workers_share_the_cores(monkeypatch, n_workers, threads):
 
 @needs_cuda
 def test_products_use_tf32_within_the_context_alone():
-    before = torch.get_float32_matmul_precision()
+    before = torch.backends.cuda.matmul.fp32_precision
     with tensor_cores(torch.device("cuda")):
-        assert torch.get_float32_matmul_precision() == "high"
-    assert torch.get_float32_matmul_precision() == before
+        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+    assert torch.backends.cuda.matmul.fp32_precision == before
 
 
 @needs_cuda

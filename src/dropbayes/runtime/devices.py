@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -75,8 +76,11 @@ def cpu_threads(count: int | None) -> contextlib.AbstractContextManager[None]:
 
 def tensor_cores(device: torch.device) -> contextlib.AbstractContextManager[None]:
     """Float32 products in TF32 on a CUDA device within the context; the caller's choice is restored."""
-    before = torch.get_float32_matmul_precision()
-    return _setting(torch.set_float32_matmul_precision, "high" if device.type == "cuda" else before, before)
+    if device.type != "cuda":
+        return contextlib.nullcontext()
+    matmul: Any = torch.backends.cuda.matmul
+    name, value = ("fp32_precision", "tf32") if hasattr(matmul, "fp32_precision") else ("allow_tf32", True)  # torch 2.8
+    return _setting(functools.partial(setattr, matmul, name), value, getattr(matmul, name))
 
 
 def capture_graph(

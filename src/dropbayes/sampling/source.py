@@ -192,19 +192,21 @@ class KeyedSource(Source):
         dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else query.dtype
         if dtype not in _KERNEL_DTYPES[:3] or {key.dtype, value.dtype} - {dtype, query.dtype}:
             return None
-        site = self._next("attention", drop_prob)
-        layout, _ = self._layout(site, (query.shape[0], query.shape[1], query.shape[2], key.shape[2]))
+        layout, _ = self._layout(sites[self.site], (query.shape[0], query.shape[1], query.shape[2], key.shape[2]))
         inner = query.shape[0] if self.rows_mapped or layout is None else layout.inner
         query, key, value = (self._batch(t) for t in (query, key, value))
         if attn_mask is not None and (
             _functorch.is_batchedtensor(attn_mask) or (attn_mask.dim() == 4 and attn_mask.shape[0] > 1)
         ):
             attn_mask = self._batch(attn_mask)
-        result: Tensor = kernels.attention(
-            query.to(dtype), key.to(dtype), value.to(dtype), keys=self.spec.keys, site=self._number(site),
+        result: Tensor | None = kernels.attention(
+            query.to(dtype), key.to(dtype), value.to(dtype), keys=self.spec.keys, site=self._number(sites[self.site]),
             drop_prob=drop_prob, draws=self.draws, rows=self._mask_rows, attn_mask=attn_mask, is_causal=is_causal,
             scale=scale, folded=inner,
         )  # fmt: skip
+        if result is None:
+            return None
+        self._next("attention", drop_prob)
         return self._map_batch(result)
 
     def _tied_attention(

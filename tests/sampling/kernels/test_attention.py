@@ -7,6 +7,9 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from triton.runtime.errors import OutOfResources
+
+from dropbayes.sampling.kernels import attention as kernel
 from dropbayes.sampling.kernels.all import attention
 from dropbayes.sampling.kernels.attention import keep_bits
 from dropbayes.sampling.masks import Keys, keep_mask
@@ -117,6 +120,23 @@ def test_a_given_scale_replaces_the_usual_one():
     torch.testing.assert_close(
         result.double(), explicit_attention(q * 0.5 * 24**0.5, k, v, keys, None), rtol=1e-4, atol=1e-5
     )
+
+
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="a compiled kernel for each size of the heads")
+@pytest.mark.parametrize("features", [8, 40, 64, 72, 80, 96, 128, 160, 256])
+def test_heads_of_any_size_are_right(features):
+    for queries, n_keys in ((7, 7), (70, 90), (128, 128)):
+        check(*projections(queries, n_keys, features, features), Keys(5, 12), ROWS)  # type: ignore[call-arg]
+
+
+def test_a_device_with_too_little_shared_memory_has_no_kernel(monkeypatch):
+    def refuse(*arguments, **options):
+        raise OutOfResources(2**18, 2**16, "shared memory")
+
+    monkeypatch.setattr(kernel, "launch", refuse)
+    monkeypatch.setattr(kernel, "keep_bits", lambda *_, **__: torch.zeros(1))
+    q, k, v = projections(5, 7)
+    assert attention(q, k, v, keys=Keys(5, 12), site=SITE, drop_prob=0.2, draws=DRAWS, rows=None) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16] if DEVICE.type == "cuda" else [torch.float16])

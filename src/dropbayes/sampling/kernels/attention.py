@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.runtime.errors import OutOfResources
 
 from dropbayes.sampling.kernels.launching import launch, power_of_two, tile_count
 from dropbayes.sampling.kernels.words import (
@@ -47,10 +48,11 @@ def attention(
     is_causal: bool = False,
     scale: float | None = None,
     folded: int = 1,
-) -> Tensor:
+) -> Tensor | None:
     """softmax(q kᵀ · scale + mask) ∘ keyed mask / (1 - `drop_prob`) times v, `[draw * row, head, query, feature]`.
 
-    A query that may attend to nothing gives 0, as in `torch.nn.functional.scaled_dot_product_attention`.
+    A query that may attend to nothing gives 0, as in `torch.nn.functional.scaled_dot_product_attention`. None if the
+    device has too little shared memory.
 
     `q` is `[draw * row * folded, head, query, feature]`, draws outermost, with `folded` entries of the batch for a row,
     whose mask is `[folded, head, query, key]`; without `rows`, all have one mask. `k` has as many heads or a divisor of
@@ -65,39 +67,46 @@ def attention(
         keys, site, drop_prob=drop_prob, draws=draws, rows=rows, lines=lines, length=n_keys, device=q.device
     )
     out = q.new_empty(batch, n_queries, n_heads, value_features).transpose(1, 2)
+    is_boolean = attn_mask is not None and attn_mask.dtype == torch.bool
     added: Tensor | None = None
     strides: tuple[int, ...] = (0, 0, 0, 0)
     if attn_mask is not None:
         added = attn_mask.expand(batch, n_heads, n_queries, n_keys)
         strides = added.stride()
-        added = added.view(torch.uint8) if added.dtype == torch.bool else added
+        added = added.view(torch.uint8) if is_boolean else added
     widest = max(power_of_two(features), power_of_two(value_features))
     block_queries, block_keys, warps, stages = _blocks(q.dtype, n_queries, n_keys, widest)
     whole = n_queries % block_queries == 0 == n_keys % block_keys and features == widest == value_features >= 16
     scale = features**-0.5 if scale is None else scale
     if scale < 0:  # the kernel takes the maximum before scaling
         q, scale = -q, -scale
-    precision = "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    precision = "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
     sizes = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *strides)
     counts = (n_heads, n_heads // k.shape[1], folded, n_rows, lines, bits.shape[-1], n_queries, n_keys)
-    launch(
-        _attention, tile_count(n_queries, block_queries) * n_heads * batch, (*sizes, *counts),
-        (q, k, v, out, bits, added), q, k, v, out, bits, added, *sizes, scale * math.log2(math.e),
-        keep_scale(drop_prob), *counts,
-        constants=(
-            features, max(16, power_of_two(features)), value_features, max(16, power_of_two(value_features)),
-            block_queries, block_keys, whole, rows is not None, is_causal,
-            attn_mask is not None and attn_mask.dtype == torch.bool, precision if q.dtype == torch.float32 else None,
-        ),
-        num_warps=warps, num_stages=stages,
-    )  # fmt: skip
+    try:
+        launch(
+            _attention, tile_count(n_queries, block_queries) * n_heads * batch, (*sizes, *counts),
+            (q, k, v, out, bits, added), q, k, v, out, bits, added, *sizes, scale * math.log2(math.e),
+            keep_scale(drop_prob), *counts,
+            constants=(
+                features, max(16, power_of_two(features)), value_features, max(16, power_of_two(value_features)),
+                block_queries, block_keys, whole, rows is not None, is_causal, is_boolean,
+                precision if q.dtype == torch.float32 else None,
+            ),
+            num_warps=warps, num_stages=stages,
+        )  # fmt: skip
+    except OutOfResources:
+        return None
     return out
 
 
 def _blocks(dtype: torch.dtype, n_queries: int, n_keys: int, widest: int) -> tuple[int, int, int, int]:
-    """Queries and keys of one product, warps and stages of the pipeline."""
+    """Queries and keys of one product, warps and stages of the pipeline.
+
+    Eight warps for 64 queries and 16 keys read and wrote outside their memory in float32, compiled by Triton 3.6.
+    """
     if dtype == torch.float32:
-        return (128, 32, 4, 2) if widest <= 64 else (64, 16, 8, 1)
+        return (128, 32, 4, 2) if widest <= 64 else (64 if widest <= 128 else 32, 32, 4, 1)
     if widest > 128:
         return 64, 32, 4, 2
     return (128, 32, 4, 4) if n_queries > 64 and n_keys <= 256 and widest <= 64 else (64, 64, 4, 3)

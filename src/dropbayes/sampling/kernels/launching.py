@@ -24,17 +24,10 @@ def launch(
     num_warps: int = 4,
     **options: Any,
 ) -> None:
-    """Launches a kernel.
+    """Launches a `triton.jit` function as `n_programs` programs, along one or two axes.
 
-    Args:
-        kernel: A `triton.jit` function.
-        n_programs: The number of its programs, along one or two axes.
-        specialised: The integer arguments for whose values Triton may compile a kernel of its own.
-        tensors: The tensors among the arguments that may be of any dtype, lie anywhere or be missing.
-        arguments: All arguments except the constants, in order.
-        constants: Its `tl.constexpr` arguments, in order.
-        num_warps: The warps of a program.
-        options: Other options of the compiler.
+    `specialised` are the integers among its arguments for whose values Triton may compile a kernel of its own and
+    `tensors` those that may be of any dtype, lie anywhere or be missing; `arguments` are all but the `constants`.
     """
     classes = [t if t is None else (t.dtype, t.device.index, t.data_ptr() % _ALIGNMENT == 0) for t in tensors]
     key = (id(kernel), *specialised, *constants, *classes, num_warps, *options.items())

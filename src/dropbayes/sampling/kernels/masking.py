@@ -145,9 +145,8 @@ def _dropout(
         else:
             word = unit_words(hash_word(draw_key, first_draw + t), own_row, unit, pair, n_units, PAIRED)
         if x_at is None:
-            result = (((word.to(tl.int64) + 0x80000000) * 2 + 1).to(tl.float64) * 1.1641532182693481e-10).to(
-                DTYPE
-            )  # 2⁻³³
+            odd = (word.to(tl.int64) + 0x80000000) * 2 + 1
+            result = (odd.to(tl.float64) * 1.1641532182693481e-10).to(DTYPE)  # 2⁻³³
         else:
             result = (x.to(WIDE) * tl.where(word >= threshold, factor, 0.0)).to(DTYPE)
         tl.store(out_at + at, result, mask=is_inside)

@@ -104,7 +104,7 @@ def perceptron_moments(
     tile_draws = min(pairs, max(8, power_of_two(n_drawn)))
     tiles = tile_count(n_rows, pairs // tile_draws)
     unused = [None] * (MAX_HIDDEN - len(hidden))
-    exact = torch.get_float32_matmul_precision() == "highest"
+    exact = torch.backends.cuda.matmul.fp32_precision != "tf32"
     weights = [*[layer.linear.weight for layer in hidden], *unused, last.linear.weight]
     biases = [*[layer.linear.bias for layer in hidden], *unused, last.linear.bias]
     narrow = len(hidden) == 1 and max(padded) <= _NARROW
