@@ -200,6 +200,7 @@ AROUND = {
     "enable_grad": in_mode(torch.enable_grad),
     "anomaly mode": in_mode(torch.autograd.detect_anomaly),
     "another bit generator": with_another_bit_generator,
+    "another default device": in_mode(lambda: torch.device("meta")),
 }
 
 

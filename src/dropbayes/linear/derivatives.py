@@ -115,7 +115,7 @@ class Linearisation:
         pairs = zip(self.variables, found, strict=True)
         reached = [(variable, one) for variable, one in pairs if one is not None and one.requires_grad]
         products = [variable.derivative(one[None])[0] for variable, one in reached]
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator("cpu").manual_seed(0)
         noise = [_noise(variable, n_probes, self.n_rows, generator) for variable, _ in reached]
         parts = [[one[start : start + at_once] for one in noise] for start in range(0, n_probes, at_once)]
         return torch.cat([_batched(products, [direction], part)[0] for part in parts])
@@ -164,7 +164,7 @@ def _noise(variable: Variable, n_probes: int, n_rows: int, generator: torch.Gene
     axis = 0 if layout is None else layout.axis
     if n_rows > 1:
         shape[axis] //= n_rows
-    half = torch.randn((n_probes // 2, *shape), generator=generator, dtype=torch.float64).to(value)
+    half = torch.randn((n_probes // 2, *shape), generator=generator, dtype=torch.float64, device="cpu").to(value)
     both = torch.stack([half, -half], 1).flatten(0, 1)
     if n_rows > 1:
         both = both.unsqueeze(1 + axis).expand(-1, *shape[:axis], n_rows, *shape[axis:]).flatten(1 + axis, 2 + axis)

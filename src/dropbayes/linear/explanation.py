@@ -91,8 +91,8 @@ class Explanation:
             picture = ax.imshow(image.numpy(), cmap="PuOr_r", vmin=-size, vmax=size)
             ax.figure.colorbar(picture, ax=ax, label="share of the variance")
             return ax
-        order = values.argsort(descending=True) if part == "feature" else torch.arange(len(values))
-        ax.barh([names[i] for i in order], values[order].numpy(), color="#56789c")
+        order = values.argsort(descending=True).tolist() if part == "feature" else range(len(values))
+        ax.barh([names[i] for i in order], [float(values[i]) for i in order], color="#56789c")
         ax.invert_yaxis()
         ax.set_xlabel("share of the epistemic variance")
         return ax
@@ -217,15 +217,15 @@ def shapley(value: Callable[[Tensor], Tensor], x: Tensor, baseline: Tensor, *, c
         >>> shapley(lambda rows: rows.prod(1), torch.tensor([[2.0, 3.0]]), torch.zeros(2))
         tensor([[3., 3.]])
     """
-    columns = torch.arange(x.shape[1]) if columns is None else columns
-    n_columns, generator = 1 + int(columns.max()), torch.Generator().manual_seed(0)
-    orders = torch.stack([torch.randperm(n_columns, generator=generator) for _ in range(_N_ORDERS)])
+    columns = torch.arange(x.shape[1], device="cpu") if columns is None else columns
+    n_columns, generator = 1 + int(columns.max()), torch.Generator("cpu").manual_seed(0)
+    orders = torch.stack([torch.randperm(n_columns, generator=generator, device="cpu") for _ in range(_N_ORDERS)])
     places = torch.cat([orders, orders.flip(1)]).argsort(1)  # of each column in each order
     starts = baseline.reshape(-1, x.shape[1])
-    starts = starts[torch.linspace(0, len(starts) - 1, _N_ORDERS).round().long()].repeat(2, 1)
+    starts = starts[torch.linspace(0, len(starts) - 1, _N_ORDERS, device="cpu").round().long()].repeat(2, 1)
     # With each step one column more is that of `x`.
-    present = (places[:, None] < torch.arange(n_columns + 1)[:, None])[..., columns].to(x.device)
-    numbers, shares = torch.arange(len(places))[:, None], []
+    present = (places[:, None] < torch.arange(n_columns + 1, device="cpu")[:, None])[..., columns].to(x.device)
+    numbers, shares = torch.arange(len(places), device="cpu")[:, None], []
     for rows in x.split(max(1, _MIXED_ROWS // present[..., 0].numel())):
         mixed = torch.where(present, rows[:, None, None], starts[:, None])
         values = value(mixed.flatten(0, 2)).unflatten(0, mixed.shape[:3])
@@ -236,7 +236,7 @@ def shapley(value: Callable[[Tensor], Tensor], x: Tensor, baseline: Tensor, *, c
 def _feature_shares(plan: LinearPlan, inputs: Inputs, baseline: Tensor | None, chosen: Tensor | None) -> Tensor:
     """What each number of the input adds to the variance of the baseline; of a table by Shapley's rule."""
     x = inputs.leaves[0].detach().movedim(inputs.axes[0] or 0, 0)
-    start = x.mean(0) if baseline is None else torch.as_tensor(baseline).to(x)
+    start = x.mean(0) if baseline is None else torch.as_tensor(baseline, device=x.device).to(x)
     if x.shape[1:] not in (start.shape, start.shape[1:]):
         raise ValueError(
             f"`baseline` must have the shape of a row, {tuple(x.shape[1:])}, or be several; got {tuple(start.shape)}."

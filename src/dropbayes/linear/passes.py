@@ -131,7 +131,7 @@ class LinearPlan:
                 shape = torch.view_as_real(output).shape if output.is_complex() else output.shape
                 points = points.detach().to(linear.flat(index).dtype).view(len(points), *shape)
                 outputs.append(torch.view_as_complex(points.contiguous()) if output.is_complex() else points)
-                variances.append(torch.zeros(shape) if variance is None else variance.view(shape))
+                variances.append(torch.zeros(shape, device=output.device) if variance is None else variance.view(shape))
             yield Block(rows, range(1), outputs, variances if self.only_moments else None)
 
     @torch.inference_mode(False)
@@ -304,7 +304,7 @@ def _compared(
         pairs.append(torch.stack([std, drawn.std(0), (mean - drawn.mean(0)).abs()]))
     found = torch.cat(pairs, 1)
     std, moved, error = found[:, found[1] >= 1e-9 * found[1].max()]
-    low, middle, high = (std / moved).quantile(torch.tensor([0.1, 0.5, 0.9]).to(std)).tolist()
+    low, middle, high = (std / moved).quantile(std.new_tensor([0.1, 0.5, 0.9])).tolist()
     ranks = torch.stack([values.argsort().argsort().double() for values in (std, moved)])
     correlation = float(ranks.corrcoef()[0, 1]) if len(std) > 1 else float("nan")
     return LinearCheck(middle, low, high, correlation, float((error / moved).median()), n_draws)

@@ -67,7 +67,7 @@ def moments_plan(net: nn.Module, inputs: Inputs, *, only_moments: bool, max_byte
 def propagate(layers: tuple[nn.Module, ...], x: Tensor) -> tuple[Tensor, Tensor]:
     """The mean `[row, output]` and the covariance `[row, output, output]` of a perceptron, in float64."""
     mean = x.double()
-    covariance = torch.zeros(0)  # until the first dropout
+    covariance = mean.new_zeros(0)  # until the first dropout
     for layer in layers:
         random = covariance.numel() > 0
         if isinstance(layer, nn.Linear):
@@ -114,7 +114,7 @@ def _of_ramps(slope: float, mean: Tensor, std: Tensor) -> tuple[list[Tensor], Te
 
 def _by_quadrature(layer: nn.Module, mean: Tensor, std: Tensor) -> tuple[list[Tensor], Tensor]:
     """The coefficients and the second moment of any non-linearity, by the Gauss-Hermite rule."""
-    nodes, weights = (torch.as_tensor(z).to(mean) for z in np.polynomial.hermite_e.hermegauss(_N_NODES))
+    nodes, weights = (torch.from_numpy(z).to(mean) for z in np.polynomial.hermite_e.hermegauss(_N_NODES))
     weights = weights / math.sqrt(2 * math.pi)
     values = layer(mean.unsqueeze(-1) + std.unsqueeze(-1) * nodes)
     polynomials = [torch.ones_like(nodes), nodes]

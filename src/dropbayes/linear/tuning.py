@@ -119,13 +119,13 @@ def tune_dropout(
         """Networks whose rates fit some rows, their noise, and the log-likelihood of every row under their draws."""
         for rates in parts.fit(rows, y[rows], likelihood):
             tuned, sampled = _with_rates(candidate, parts.settings, rates), parts.output[None]
-            if any(torch.as_tensor(rate).any() for rate in rates.values()):
+            if any(torch.as_tensor(rate, device=y.device).any() for rate in rates.values()):
                 sampled = output_tensor(draws(tuned, x, n_draws=n_draws, seed=seed, sampling=sampling)).double()
             noisy = _with_best_noise(likelihood, sampled[:, rows], y[rows])
             yield rates, tuned, noisy, noisy.log_density(sampled, y).logsumexp(0) - math.log(len(sampled))
 
-    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed)).to(y.device)
-    plain = torch.zeros(len(y)).to(parts.output)
+    order = torch.randperm(len(y), generator=torch.Generator("cpu").manual_seed(seed), device="cpu").to(y.device)
+    plain = parts.output.new_zeros(len(y))
     tuned = plain.repeat(len(parts.steps), 1)
     folds = [order[fold::3] for fold in range(3)]
     for number, unseen in enumerate(folds):
@@ -183,7 +183,7 @@ class Parts:
         errors = (self.mean[rows] - y.double().reshape(-1, self.mean.shape[1])).square().flatten() + 1e-12
         *units, fixed = self.covariances[:, rows].diagonal(dim1=2, dim2=3).flatten(1).split([*self.sizes, 1])
         noise = torch.ones_like(fixed)
-        weights = torch.cat([torch.full((len(units),), 0.05).to(errors), errors.mean()[None] / 2])
+        weights = torch.cat([errors.new_full((len(units),), 0.05), errors.mean()[None] / 2])
         layers = torch.cat([*(one.sum(0, keepdim=True) for one in units), noise])
         weights = _weights(layers, fixed[0], errors, weights, 300)
         weights[:-1].clamp_(min=1e-6)  # a factor leaves 0 where it is
@@ -202,9 +202,9 @@ class Parts:
         """The masks' variances of the largest log-likelihood of points of the linear network."""
         mean, covariances = self.mean[rows], self.covariances[:, rows]
         size = covariances.diagonal(dim1=2, dim2=3).mean() + 1e-12
-        jitter = 1e-6 * size * torch.eye(mean.shape[1]).to(mean)
+        jitter = 1e-6 * size * torch.eye(mean.shape[1], device=mean.device)
         points = standard_points(len(jitter), _N_POINTS).to(mean)
-        scores = torch.full((len(self.settings),), -3.0).to(mean).requires_grad_()
+        scores = mean.new_full((len(self.settings),), -3.0).requires_grad_()
 
         def loss() -> Tensor:
             optimiser.zero_grad()

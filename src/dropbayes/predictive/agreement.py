@@ -115,8 +115,8 @@ def interval_factors(pit: Array) -> tuple[Tensor, Tensor]:
     the factor is $z(u_p) / z(p)$. Its error is that of the order statistics $np \pm \sqrt{n p (1 - p)}$.
     """
     ordered = (2 * finite_tensor("pit", pit).double() - 1).abs().sort().values
-    n, p = len(ordered), torch.tensor(COVERAGE_LEVELS, dtype=torch.float64)
-    ranks = n * p + torch.tensor([[-1.0], [0.0], [1.0]]) * (n * p * (1 - p)).sqrt()
+    n, p = len(ordered), torch.tensor(COVERAGE_LEVELS, dtype=torch.float64, device="cpu")
+    ranks = n * p + torch.tensor([[-1.0], [0.0], [1.0]], device="cpu") * (n * p * (1 - p)).sqrt()
     levels = ordered[ranks.round().long().clamp(0, n - 1)].clamp(1e-6, 1 - 1e-9)
     low, middle, high = torch.erfinv(levels) / torch.erfinv(p)
     return middle, ((high - low) / 2).clamp_min(1e-6)

@@ -57,7 +57,7 @@ def detect_outliers(known: Prediction, other: Prediction) -> Detection:
     scores = {}
     for name, inside in ours.items():
         uncertainty = torch.cat([inside, theirs[name].to(inside)])
-        event = torch.arange(len(uncertainty)) >= len(inside)
+        event = torch.arange(len(uncertainty), device=uncertainty.device) >= len(inside)
         scores[name] = {
             "auroc": float(auroc(uncertainty, event)),
             "fpr_at_95": float(fpr_at_tpr(uncertainty, event, tpr=0.95)),

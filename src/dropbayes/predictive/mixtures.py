@@ -162,7 +162,7 @@ class Mixture:
         distance = z * (2 * _distribution(z, nu) - 1) + 2 * density * (nu + z.square()) / (nu - 1)
         # The integral of F (1 - F) by the trapezoidal rule in arsinh z, as far as sinh(12) standard deviations.
         centre, unit, integral = self.location.mean(0), self.std, torch.zeros_like(self.std)
-        nodes = torch.linspace(-12, 12, 769, dtype=torch.float64).tolist()
+        nodes = torch.linspace(-12, 12, 769, dtype=torch.float64, device="cpu").tolist()
         for node in nodes:
             z = (centre + unit * math.sinh(node) - self.location) / self.scale
             below, above = (_distribution(side, nu).mean(0) for side in (z, -z))  # 1 - F would cancel in the tail
@@ -230,7 +230,7 @@ def _student_table(freedom: float, dtype: torch.dtype, device: torch.device) -> 
     """
     import scipy.special
 
-    edges = torch.linspace(-math.pi / 2, math.pi / 2, _CELLS + 1, dtype=torch.float64)
+    edges = torch.linspace(-math.pi / 2, math.pi / 2, _CELLS + 1, dtype=torch.float64, device="cpu")
     constant = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
     slope = math.pi / _CELLS * constant * torch.cos(edges).clamp_min(0) ** (freedom - 1)
     value = torch.from_numpy(scipy.special.stdtr(freedom, math.sqrt(freedom) * torch.tan(edges).numpy()))

@@ -207,7 +207,7 @@ def _summaries_until(
         statistics = request.summaries(plan.profile)
         replicates = [Moments() for _ in statistics]
         final: Rows = []
-        used = torch.zeros(block.n_rows, dtype=torch.long)
+        used = torch.zeros(block.n_rows, dtype=torch.long, device="cpu")
         check_at = 8  # fewer give too rough an estimate of the error
         for count in range(1, last + 1):
             means = {place: Mean() for place in statistics}
@@ -239,7 +239,7 @@ def _summaries_until(
 def _snapshot(statistics: Iterable[RowStatistics], replicates: list[Moments], n_rows: int) -> tuple[Rows, Tensor]:
     """The statistics so far with their standard errors, and each row's largest error relative to its deviation."""
     snapshot = []
-    largest = torch.zeros(n_rows, dtype=torch.float64)
+    largest = torch.zeros(n_rows, dtype=torch.float64, device="cpu")
     for one, means in zip(statistics, replicates, strict=True):
         summary = one.results()
         if not summary["mean"].isfinite().all():  # more draws would not help

@@ -137,7 +137,7 @@ class Prediction(Printed):
         check_probability("coverage", coverage)
         if self.information:
             raise ValueError("an interval needs a number to predict; classes have probabilities: read `mean`.")
-        half = math.sqrt(2) * float(torch.erfinv(torch.tensor(coverage, dtype=torch.float64)))
+        half = math.sqrt(2) * float(torch.erfinv(torch.tensor(coverage, dtype=torch.float64, device="cpu")))
         lower = map_tensors(lambda mean, std: mean - half * std, self.mean, self.std)
         return lower, map_tensors(lambda mean, std: mean + half * std, self.mean, self.std)
 
@@ -189,7 +189,7 @@ class Prediction(Printed):
         n_rows = len(self)
         if self.information:
             return plots.class_bars(self.mean.movedim(self.row_axis or 0, 0), self.entropy, ax=ax)
-        at: Array = torch.arange(n_rows, dtype=torch.float64) if x is None else x
+        at: Array = torch.arange(n_rows, dtype=torch.float64, device="cpu") if x is None else x
         observed = None if y is None else (at, y)
         return plots.predictive_band(at, self.mean, std=self.std, observed=observed, ax=ax)
 

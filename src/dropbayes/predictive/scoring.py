@@ -220,7 +220,7 @@ def _coverage(level: float) -> Score:
         return weighted_mean(((2 * pit - 1).abs() <= level).to(pit.dtype), rows.sample_weight)
 
     def error(rows: RegressionOutcomes) -> Tensor:
-        return torch.tensor(math.sqrt(level * (1 - level) / len(rows.pit)))
+        return torch.tensor(math.sqrt(level * (1 - level) / len(rows.pit)), device="cpu")
 
     interval = f"{100 * level:.0f} % interval"
     meaning = f"share of outcomes inside the central {interval}"
@@ -279,7 +279,7 @@ REGRESSION_SCORES = {
     "mean_pit": _score(
         ("Mean PIT", "mean rank of the outcome in its prediction; above 0.5 predictions run low", None),
         lambda rows: weighted_mean(finite_tensor("pit", rows.pit), rows.sample_weight),
-        lambda rows: torch.tensor(1 / math.sqrt(12 * len(rows.pit))),  # of uniform transforms
+        lambda rows: torch.tensor(1 / math.sqrt(12 * len(rows.pit)), device="cpu"),  # of uniform transforms
         nominal=0.5,
     ),
     "std_factor": Score(
@@ -315,7 +315,7 @@ def _detection(rows: ClassOutcomes) -> Tensor:
     wrong = rows.loss()
     counted = wrong[row_weights(rows.sample_weight, len(wrong), like=wrong) > 0]
     if not 0 < counted.sum() < len(counted):
-        return torch.tensor(math.nan)  # nothing to detect, or nothing but errors
+        return torch.tensor(math.nan, device="cpu")  # nothing to detect, or nothing but errors
     return scores.auroc(rows.uncertainty(), wrong, sample_weight=rows.sample_weight)
 
 
@@ -331,7 +331,7 @@ def class_auroc(probabilities: Array, labels: Array, *, sample_weight: Array | N
     p, truth = torch.as_tensor(probabilities), torch.as_tensor(labels)
     present = truth[row_weights(sample_weight, len(truth), like=truth) > 0].unique().tolist()
     if len(present) < 2:
-        return torch.tensor(math.nan)
+        return torch.tensor(math.nan, device="cpu")
     return torch.stack([scores.auroc(p[:, k], truth == k, sample_weight=sample_weight) for k in present]).mean()
 
 

@@ -61,7 +61,7 @@ class Inputs:
         A repeated row introduces no overflow or NaN that the real rows do not have.
         """
         if size > stop - start:
-            return self.rows(torch.arange(start, start + size).clamp(max=stop - 1))
+            return self.rows(torch.arange(start, start + size, device="cpu").clamp(max=stop - 1))
         return [_narrow(leaf, axis, start, stop) for leaf, axis in zip(self.leaves, self.axes, strict=True)]
 
     def block(self, start: int, stop: int) -> Inputs:
@@ -124,7 +124,7 @@ class Inputs:
 
         A row's numbers in several arguments are added.
         """
-        sizes = torch.zeros(self.n_rows, 2, dtype=torch.float64)
+        sizes = torch.zeros(self.n_rows, 2, dtype=torch.float64, device="cpu")
         for leaf, axis in zip(self.leaves, self.axes, strict=True):
             if axis is not None and isinstance(leaf, Tensor) and leaf.numel() and not leaf.is_complex():
                 flat = leaf.detach().movedim(axis, 0).reshape(self.n_rows, -1).double().nan_to_num()
@@ -161,7 +161,7 @@ def _select(leaf: PyTree, axis: int | None, index: Sequence[int] | Tensor) -> Py
     if isinstance(leaf, Tensor):
         return leaf.index_select(axis, torch.as_tensor(index, device=leaf.device))
     chosen = copied_cache(leaf)
-    chosen.reorder_cache(torch.as_tensor(index))
+    chosen.reorder_cache(torch.as_tensor(index, device="cpu"))
     return chosen
 
 

@@ -24,7 +24,7 @@ import contextlib
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -259,7 +259,9 @@ def _numbered_words(keys: Keys, site: int, draws: range, rows: range | None, num
         streams = _hash(keys.stream(site, _DRAW), draws.start, draws.stop, device)[:, None]
         if rows is None:
             return _halves(streams, numbers)
-        return torch.stack([_halves(_hash_numbers(streams, [row + 1]), numbers) for row in rows], dim=1)
+        return torch.stack(
+            [_halves(_hash_numbers(streams, streams.new_tensor([row + 1])), numbers) for row in rows], dim=1
+        )
     choice = _hash_numbers(keys.stream(site, _UNIT), numbers)
     lattice = _lattice(keys, draws, choice)
     if rows is None:
@@ -328,10 +330,8 @@ def _hash_words(key: int | Tensor, numbers: np.ndarray) -> Tensor:
     return torch.from_numpy((state ^ (state >> np.uint64(31))).view(np.int64))
 
 
-def _hash_numbers(key: int | Tensor, numbers: Tensor | Sequence[int]) -> Tensor:
+def _hash_numbers(key: int | Tensor, numbers: Tensor) -> Tensor:
     """SplitMix64's outputs of the given numbers: of the stream `key`, or of each stream of a column."""
-    like = key if isinstance(key, Tensor) else None
-    numbers = torch.as_tensor(numbers, device=None if like is None else like.device)
     if numbers.device.type == "cpu":
         return _hash_words(key, numbers.numpy().view(np.uint64))
     words = numbers * as_signed(_INCREMENT) + (as_signed(key) if isinstance(key, int) else key)

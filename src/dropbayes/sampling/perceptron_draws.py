@@ -321,10 +321,10 @@ def _sizes_agree(
     most = sizes[0] * multiple
     if 2.0 * most * shape[0] * shape[1] > _TESTED_OPERATIONS or dtype not in (torch.float32, torch.float64):
         return False
-    source = torch.Generator().manual_seed(0)
-    weight = torch.empty_strided(shape, stride, dtype=dtype).normal_(generator=source)
-    rows = torch.randn(most, shape[0], dtype=dtype, generator=source)
-    for bias in (None, torch.randn(shape[1], dtype=dtype, generator=source)):
+    source = torch.Generator("cpu").manual_seed(0)
+    weight = torch.empty_strided(shape, stride, dtype=dtype, device="cpu").normal_(generator=source)
+    rows = torch.randn(most, shape[0], dtype=dtype, generator=source, device="cpu")
+    for bias in (None, torch.randn(shape[1], dtype=dtype, generator=source, device="cpu")):
         whole = _affine(rows, weight, bias)
         for size in sizes:
             for span in (slice(size * multiple), slice(most - size * multiple, most)):

@@ -160,7 +160,7 @@ def _map(spec: MaskSpec, work: Work) -> list[Tensor]:
         outputs = _run(source, work, work.leaves)
         return tuple(_rows_first(out, layout, 1, len(work.rows))[0] for out, layout in _with_layouts(spec, outputs))
 
-    return list(torch.func.vmap(one_draw)(torch.empty(len(work.draws))))
+    return list(torch.func.vmap(one_draw)(torch.empty(len(work.draws), device="cpu")))
 
 
 def _map_rows(spec: MaskSpec, work: Work) -> list[Tensor]:
@@ -186,7 +186,7 @@ def _map_rows(spec: MaskSpec, work: Work) -> list[Tensor]:
 
         if len(work.draws) == 1:
             return tuple(out[None] for out in one_draw(None))
-        return torch.func.vmap(one_draw)(torch.empty(len(work.draws)))
+        return torch.func.vmap(one_draw)(torch.empty(len(work.draws), device="cpu"))
 
     in_dims = tuple(axis for axis in axes if axis is not None)
     return list(torch.func.vmap(one_row, in_dims=in_dims, out_dims=1)(*mapped))

@@ -111,7 +111,7 @@ class AtMeans(Interception):
         if name in ("bitwise_not", "invert", "logical_not") or (name == "rsub" and rest == (1,)):
             return self._hold(1 - first, site)
         if name in ("eq", "ge", "gt", "le", "lt", "ne") and is_gate and isinstance(rest[0], (bool, int, float)):
-            at_zero, at_one = func(torch.tensor([0.0, 1.0]), rest[0]).tolist()
+            at_zero, at_one = func(torch.tensor([0.0, 1.0], device="cpu"), rest[0]).tolist()
             if at_zero != at_one:
                 return self._hold(first.view_as(first) if at_one else 1 - first, site)
         whole = any(isinstance(arg, Tensor) and not arg.is_floating_point() for arg in args)  # numbers, or indices

@@ -150,7 +150,7 @@ def _feed(digest: Any, value: object) -> None:
     parts: Iterable[object] = ()
     match value:
         case Tensor() | np.ndarray():
-            tensor = torch.as_tensor(value).detach().cpu().contiguous()
+            tensor = torch.as_tensor(value, device="cpu").detach().cpu().contiguous()
             digest.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
             digest.update(tensor.flatten().view(torch.uint8).numpy().data)
         case nn.Module():  # not its weights, which training changes

@@ -120,13 +120,14 @@ def fit(
         _check_targets(net, judged, likelihood)
         kept = _traced_keep_probs(net, rows)
         size = sum(parameter.numel() for parameter in net.parameters())
+        precision = likelihood.precision if isinstance(likelihood, Gaussian) else 1.0
         step = Step(
             net,
             noise.likelihood,
             divergence_of(net, prior=prior, keep_probs=kept),
             rows.n_data,
             objective.alpha,
-            scale=1 / float(torch.as_tensor(likelihood.precision).mean()) if isinstance(likelihood, Gaussian) else 1.0,
+            scale=1 / float(torch.as_tensor(precision, device="cpu").mean()),
             graphed=target.type == "cuda" and size <= GRAPH_PARAMETERS and not objective.learn_precision,
         )
         run, identity = Run(History()), ""

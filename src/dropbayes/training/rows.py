@@ -68,7 +68,7 @@ class TensorRows:
     def epoch(self) -> Iterator[Batch]:
         """The batches of one epoch, shuffled by torch's random state."""
         # Copied once: every copy from the host waits for the device.
-        for index in torch.randperm(self.n_rows).to(self.y.device).split(self.batch_size):
+        for index in torch.randperm(self.n_rows, device="cpu").to(self.y.device).split(self.batch_size):
             weight = None if self.weight is None else self.weight[index.to(self.device)]
             leaves = tuple(self.inputs.rows(index))
             rows = dataclasses.replace(self.inputs, leaves=leaves, n_rows=len(index))

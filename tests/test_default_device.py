@@ -1,0 +1,51 @@
+"""The caller's default device is for the caller's own tensors: no result of the library depends on it."""
+
+import pytest
+import torch
+from torch import nn
+
+import dropbayes as db
+
+NOISE = db.Gaussian(precision=4.0)
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.LayerNorm(16), nn.Dropout(0.3), nn.Linear(16, 2)).eval()
+
+
+def fitted(net, x, y):
+    db.fit(net, x, y, likelihood=NOISE, prior=db.Prior(length_scale=1.0), epochs=2, batch_size=8)
+    return net(x)
+
+
+DOORS = {
+    "predict": lambda net, x, y: db.predict(net, x, n_draws=8, masks="row").std,
+    "predict until the error is small": lambda net, x, y: db.predict(net, x, n_draws="auto").mean,
+    "predict independently": lambda net, x, y: db.predict(net, x, sampling=db.Sampling(sampler="independent")).std,
+    "linear": lambda net, x, y: db.predict(net, x, method="linear").std,
+    "moments": lambda net, x, y: db.predict(nn.Sequential(*net[:2], *net[3:]), x, method="moments").std,
+    "draws": lambda net, x, y: db.draws(net, x, n_draws=8),
+    "function_draw": lambda net, x, y: db.function_draw(net, 3, n_draws=8)(x),
+    "doctor": lambda net, x, y: torch.tensor([len(str(db.doctor(net, x)))], device="cpu"),
+    "evaluate": lambda net, x, y: torch.tensor(
+        db.evaluate(net, x, y, likelihood=NOISE, n_draws=8).log_likelihood, device="cpu"
+    ),
+    "check": lambda net, x, y: torch.tensor([len(str(db.check(net, x, y, likelihood=NOISE)))], device="cpu"),
+    "explain": lambda net, x, y: db.explain(net, x).by_feature,
+    "tune_dropout": lambda net, x, y: db.predict(db.tune_dropout(net, x, y, likelihood=NOISE).network, x).mean,
+    "fit": fitted,
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_results_do_not_depend_on_the_default_device(door):
+    torch.manual_seed(1)
+    x, y = torch.randn(24, 4), torch.randn(24, 2)
+    results = []
+    for device in ("cpu", "meta"):
+        net = network()
+        torch.manual_seed(2)
+        with torch.device(device):
+            results.append(DOORS[door](net, x, y))
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
