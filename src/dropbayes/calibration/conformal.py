@@ -40,7 +40,7 @@ from dropbayes.runtime.validation import (
     row_values,
     row_weights,
 )
-from dropbayes.scores.averages import weighted_quantile
+from dropbayes.scores.averages import cumulative_weights, weighted_quantile
 
 # --- thresholds -------------------------------------------------------------------------------------------------------
 
@@ -123,12 +123,8 @@ class OnlineLevel:
 
     Adaptive conformal inference [Gibbs & Candès 2021]. After $T$ steps the share covered differs from the target by at
     most $\big(\max(\text{target}, 1 - \text{target}) + \gamma\big)/(\gamma T)$, for every sequence, without any
-    assumption. With a large γ the intervals fluctuate, and some are empty or infinite.
-
-    Args:
-        target: The long-run coverage.
-        rate: The step γ; about the inverse of the number of rows within which the data drift.
-        current: The current level; by default the target.
+    assumption. The step γ, `rate`, is about the inverse of the number of rows within which the data drift; if it is
+    large the intervals fluctuate, and some are empty or infinite. `current` is the level, by default the target.
 
     Examples:
         >>> level = OnlineLevel(target=0.9, rate=0.05)
@@ -286,7 +282,7 @@ class ConformalDistribution:
 
     For exchangeable rows its distribution function at the target is uniform, so targets fall below each quantile as
     often as its level says, up to $1/(n+1)$ [Vovk et al. 2019]. The residuals are signed, in standard deviations and in
-    increasing order, each with its weight.
+    increasing order.
     """
 
     mean: Tensor
@@ -297,10 +293,9 @@ class ConformalDistribution:
     def distribution(self, y: Array) -> Tensor:
         """The distribution function at `y`, `[row]`: the middle of its jump there."""
         centre, _, outcome = matching_tensors({"mean": self.mean, "std": self.std, "y": y})
-        standard = ((outcome - centre) / self.std.to(centre)).contiguous()
-        mass = torch.cat([self.weight.new_zeros(1), self.weight.cumsum(0)])
-        below, up_to = (mass[torch.searchsorted(self.residuals.to(standard), standard, right=r)] for r in (False, True))
-        return (0.5 * (below + up_to + 1) / (mass[-1] + 1)).to(standard.dtype)
+        standard = (outcome - centre) / self.std.to(centre)
+        below, up_to, total = cumulative_weights(self.residuals.to(standard), self.weight, standard)
+        return (0.5 * (below + up_to + 1) / (total + 1)).to(standard.dtype)
 
     def quantile(self, level: float) -> Tensor:
         """The quantile of each row, `[row]`: a new target is at most this with probability at least `level`."""
@@ -335,10 +330,9 @@ def conformal_distribution(
     centre, deviation = matching_tensors({"mean": mean, "std": std})
     if centre.dim() != 1 or not bool((deviation > 0).all()):
         raise ValueError(f"`mean` and `std` must be [row], and `std` positive; got {tuple(centre.shape)}.")
-    residuals = row_values("calibration_residuals", calibration_residuals)
-    weight = row_weights(sample_weight, len(residuals), like=residuals)
-    residuals, order = residuals.sort()
-    return ConformalDistribution(centre, deviation, residuals, weight[order])
+    residuals, order = row_values("calibration_residuals", calibration_residuals).sort()
+    weight = row_weights(sample_weight, len(residuals), like=residuals)[order]
+    return ConformalDistribution(centre, deviation, residuals, weight)
 
 
 # --- sets of classes --------------------------------------------------------------------------------------------------
@@ -447,8 +441,7 @@ def adaptive_conformal_sets(
 ) -> Tensor:
     """The adaptive conformal set of classes: small where one class stands out, large where many compete.
 
-    The threshold is that of the `adaptive_label_scores` of held-out rows, as in `conformal_sets`; `penalty` and
-    `free_classes` must be theirs, and `uniform` is given if theirs was (`adaptive_scores`).
+    The threshold is that of the `adaptive_label_scores` of held-out rows, whose other arguments must be the same.
 
     Examples:
         >>> adaptive_conformal_sets(torch.tensor([[0.5, 0.3, 0.2]]), threshold=0.9)

@@ -12,22 +12,18 @@ from torch import Tensor
 
 from dropbayes.runtime.arrays import Numbers
 from dropbayes.runtime.validation import Array, finite_tensor, row_weights
-from dropbayes.scores.averages import weighted_quantile
+from dropbayes.scores.averages import cumulative_weights, weighted_quantile
 
 FAMILIES = {"gamma": "gamma", "lognormal": "lognorm", "weibull": "weibull_min", "inverse gamma": "invgamma"}
-"""Positive two-parameter distributions (shape and scale) and their `scipy.stats` names. All have two parameters, so
-their likelihoods are comparable."""
+"""Positive distributions and their `scipy.stats` names. All have a shape and a scale: likelihoods are comparable."""
 
 
 @dataclass(frozen=True)
 class UncertaintyReference:
     """A simple distribution of the training points' uncertainty, among which a new point's is ranked.
 
-    Args:
-        family: The family of largest likelihood, a key of `FAMILIES`.
-        shape: Its shape parameter.
-        scale: Its scale parameter, in the uncertainty's units.
-        log_likelihoods: Each family's mean log-likelihood per training point.
+    The `family` of largest likelihood, a key of `FAMILIES`, its parameters, and the mean log-likelihood per training
+    point of each family.
     """
 
     family: str
@@ -150,11 +146,9 @@ def empirical_percentile(
         tensor([  0.0000,  37.5000, 100.0000])
     """
     new = finite_tensor("uncertainty", uncertainty, infinite=True)
-    known, order = finite_tensor("training_uncertainty", training_uncertainty, infinite=True).flatten().sort()
-    weight = row_weights(sample_weight, len(known), like=known)[order]
-    mass = torch.cat([weight.new_zeros(1), weight.cumsum(0)])
-    positions = [torch.searchsorted(known.to(new), new.contiguous(), right=right) for right in (False, True)]
-    return (50 * (mass[positions[0]] + mass[positions[1]]) / mass[-1]).to(new.dtype)
+    known = finite_tensor("training_uncertainty", training_uncertainty, infinite=True).flatten()
+    below, up_to, total = cumulative_weights(known.to(new), row_weights(sample_weight, len(known), like=known), new)
+    return (50 * (below + up_to) / total).to(new.dtype)
 
 
 def relative_uncertainty(
@@ -162,9 +156,8 @@ def relative_uncertainty(
 ) -> Tensor:
     r"""The uncertainty divided by that of the median training point: linear, and independent of the data's scale.
 
-    [GG16, section Model Calibration]: "scale the uncertainty linearly to remove data magnitude effects". Models of
-    targets in different units become comparable; 3 means "three times as unsure as about a typical training point".
-    `sample_weight` is the weight of each training point.
+    [GG16, section Model Calibration]: "scale the uncertainty linearly to remove data magnitude effects". 3 means "three
+    times as unsure as about a typical training point". `sample_weight` is the weight of each training point.
 
     Examples:
         >>> relative_uncertainty(torch.tensor([6.0]), torch.tensor([1.0, 2.0, 30.0]))

@@ -45,12 +45,7 @@ def std_scale(mean: Array, std: Array | float, y: Array, *, sample_weight: Array
 
 @dataclass(frozen=True)
 class IsotonicRecalibration:
-    """A monotone map between the levels a model claims and the levels observed on held-out data.
-
-    Args:
-        claimed_levels: The claimed levels from 0 to 1, in increasing order.
-        observed_levels: The level observed at each claimed level, from 0 to 1.
-    """
+    """A monotone map between the levels a model claims, from 0 to 1, and the levels observed on held-out data."""
 
     claimed_levels: Tensor
     observed_levels: Tensor
@@ -110,13 +105,9 @@ def temperature(logit_draws: Array, labels: Array, *, sample_weight: Array | Non
 
     $$\arg\max_\theta \sum_n \log \tfrac1T \sum_t \mathrm{softmax}(\widehat y_t/\theta)_{y_n}$$
 
-    Fit on held-out data, then divide every draw's logits by it. Above 1 the model was over-confident. The search stays
-    within 1/20 and 20: held-out data without a single error would ask for 0.
-
-    Args:
-        logit_draws: Logits of each draw, `[draw, row, class]` (a deterministic network's as `logits[None]`).
-        labels: Class indices, `[row]`.
-        sample_weight: The weight of each row.
+    Fit on held-out data, logits `[draw, row, class]` (a deterministic network's as `logits[None]`), then divide every
+    draw's logits by it. Above 1 the model was over-confident. The search stays within 1/20 and 20: held-out data
+    without a single error would ask for 0.
 
     Examples:
         >>> logits = torch.tensor([[4.0, 0.0], [4.0, 0.0], [4.0, 0.0], [4.0, 0.0]])  # claims 98 %
@@ -153,15 +144,10 @@ def temperature(logit_draws: Array, labels: Array, *, sample_weight: Array | Non
 
 @dataclass(frozen=True, eq=False)
 class ClassMap:
-    r"""The map $p \mapsto \mathrm{softmax}(\mathbf W \log p + \mathbf b)$ of class probabilities.
+    r"""The map $p \mapsto \mathrm{softmax}(\mathbf W \log p + \mathbf b)$ of class probabilities."""
 
-    Args:
-        weight: The matrix $\mathbf W$, `[class, class]`; the identity changes nothing.
-        bias: The vector $\mathbf b$, `[class]`.
-    """
-
-    weight: Tensor
-    bias: Tensor
+    weight: Tensor  # [class, class]; the identity changes nothing
+    bias: Tensor  # [class]
 
     def __call__(self, probabilities: Array) -> Tensor:
         """The calibrated probabilities, `[row, class]`."""

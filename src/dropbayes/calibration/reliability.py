@@ -18,18 +18,13 @@ from dropbayes.runtime.validation import (
     row_counts,
     row_weights,
 )
-from dropbayes.scores import confidence_and_correctness
+from dropbayes.scores.averages import cumulative_weights
+from dropbayes.scores.classification import confidence_and_correctness, equal_bins
 
 
 @dataclass(frozen=True)
 class ReliabilityCurve:
-    """Claimed probabilities and the frequencies observed at each.
-
-    Args:
-        claimed: The claimed probability, `[point]`.
-        observed: The observed frequency, `[point]`.
-        count: The number of rows behind each frequency, `[point]`; with weights, their effective number.
-    """
+    """Claimed probabilities, the frequencies observed at each, and the (effective) number of rows behind, `[point]`."""
 
     claimed: Tensor
     observed: Tensor
@@ -56,10 +51,9 @@ def class_reliability(
         >>> curve.claimed, curve.observed, curve.count
         (tensor([0.7500]), tensor([0.5000]), tensor([2.]))
     """
-    check_count("n_bins", n_bins)
     confidence, correct = confidence_and_correctness(probabilities, labels)
     weight = row_weights(sample_weight, len(confidence), like=confidence).to(confidence.dtype)
-    bins = (confidence * n_bins).long().clamp_max(n_bins - 1)
+    bins = equal_bins(confidence, n_bins)
     sums = [
         torch.zeros(n_bins, dtype=confidence.dtype, device=confidence.device).index_add(0, bins, values)
         for values in (weight, weight * confidence, weight * correct, weight.square())
@@ -116,23 +110,18 @@ def _level_curve(values: Tensor, n_levels: int, sample_weight: Array | None) -> 
     check_count("n_levels", n_levels)
     weight = row_weights(sample_weight, len(values), like=values)
     weight = weight.reshape(-1, *(1,) * (values.dim() - 1)).expand(values.shape).flatten()
-    ordered, order = values.flatten().sort()
-    mass = torch.cat([weight.new_zeros(1), weight[order].cumsum(0)])
     levels = torch.arange(1, n_levels + 1, dtype=values.dtype, device=values.device) / (n_levels + 1)
-    below = mass[torch.searchsorted(ordered, levels, right=True)] / mass[-1]
-    effective = mass[-1].square() / weight.square().sum()
-    return ReliabilityCurve(levels, below.to(levels), torch.full_like(levels, float(effective)))
+    _, up_to, total = cumulative_weights(values.flatten(), weight, levels)
+    effective = total.square() / weight.square().sum()
+    return ReliabilityCurve(levels, (up_to / total).to(levels), torch.full_like(levels, float(effective)))
 
 
 @dataclass(frozen=True)
 class CalibrationTest:
-    """A calibration error, compared with that of a calibrated model on the same number of rows.
+    """A calibration error, and what a calibrated model of the same claims shows on as many rows.
 
-    Args:
-        error: The error observed.
-        expected: Its mean for a calibrated model of the same claims: the bias of the estimate.
-        upper: The value that a calibrated model exceeds with probability 5 %.
-        p_value: The probability that a calibrated model shows at least this error.
+    `expected` is its mean error, the bias of the estimate, `upper` what it exceeds with probability 5 %, `p_value` the
+    probability that it shows at least this error.
     """
 
     error: float
@@ -167,12 +156,11 @@ def calibration_test(
         >>> round(test.error, 3), test.p_value > 0.5
         (0.01, True)
     """
-    check_count("n_bins", n_bins)
     check_count("n_resamples", n_resamples)
     confidence, correct = (part.detach().double().cpu() for part in confidence_and_correctness(probabilities, labels))
     counts = row_counts(sample_weight, len(confidence), like=confidence)
     confidence, correct = confidence.repeat_interleave(counts), correct.repeat_interleave(counts)
-    bins = (confidence * n_bins).long().clamp_max(n_bins - 1)
+    bins = equal_bins(confidence, n_bins)
     generator = random_generator(seed)
 
     def error(right: Tensor) -> float:

@@ -47,15 +47,10 @@ __all__ = [
 
 @dataclass(frozen=True)
 class DeferralRule:
-    """Defer the rows more uncertain than a threshold.
-
-    Args:
-        threshold: Rows with a larger uncertainty are deferred.
-        guarantee: The guarantee in words, with its assumptions.
-    """
+    """Defer the rows more uncertain than a threshold."""
 
     threshold: float
-    guarantee: str
+    guarantee: str  # in words, with its assumptions
 
     def defers(self, uncertainty: Array) -> Tensor:
         """True for the rows to hand over, shaped like `uncertainty`; a NaN uncertainty is handed over."""
@@ -65,14 +60,9 @@ class DeferralRule:
 def deferral_for_workload(uncertainty: Array, *, fraction: float, sample_weight: Array | None = None) -> DeferralRule:
     r"""The rule that hands over a new row with probability at most `fraction`.
 
-    The threshold is the $\lceil (1 - \text{fraction})(n+1) \rceil$-th smallest of $n$ held-out uncertainties. For new
-    rows exchangeable with them the probability of deferral is at most `fraction`, and without ties above
-    $\text{fraction} - 1/(n+1)$.
-
-    Args:
-        uncertainty: Uncertainties of held-out rows, `[row]`.
-        fraction: The share of the work a person can take.
-        sample_weight: The weight of each held-out row; a new row has weight 1.
+    The threshold is the $\lceil (1 - \text{fraction})(n+1) \rceil$-th smallest of $n$ held-out uncertainties `[row]`,
+    of which a row of weight 2 counts as two. For new rows exchangeable with them the probability of deferral is at most
+    `fraction`, the share of the work a person can take, and without ties above $\text{fraction} - 1/(n+1)$.
 
     Examples:
         >>> rule = deferral_for_workload(torch.arange(99.0), fraction=0.1)
@@ -193,7 +183,7 @@ def _held_out(uncertainty: Array) -> Tensor:
 
 @dataclass(frozen=True)
 class CascadePoint:
-    """One setting of a cascade: escalate rows above `threshold`, at this mean cost and loss per row."""
+    """One setting of a cascade: the share of rows `escalated` above the threshold, the mean cost and loss per row."""
 
     threshold: float
     escalated: float
@@ -203,14 +193,7 @@ class CascadePoint:
 
 @dataclass(frozen=True)
 class CascadeFrontier:
-    """The cost and the loss of a cascade at every threshold, from escalating nothing to escalating everything.
-
-    Args:
-        threshold: Rows more uncertain than it are escalated, `[point]`, in decreasing order.
-        escalated: The share of rows escalated.
-        cost: The mean cost per row.
-        loss: The mean loss per row.
-    """
+    """A `CascadePoint` for every threshold, its fields `[point]`: from escalating nothing to escalating everything."""
 
     threshold: Tensor
     escalated: Tensor
@@ -218,7 +201,7 @@ class CascadeFrontier:
     loss: Tensor
 
     def __getitem__(self, index: int) -> CascadePoint:
-        return CascadePoint(*(float(axis[index]) for axis in (self.threshold, self.escalated, self.cost, self.loss)))
+        return CascadePoint(*(float(values[index]) for values in vars(self).values()))
 
     def cheapest_within(self, tolerance: float) -> CascadePoint:
         """The cheapest point whose loss is at most the costly network's plus `tolerance`.
@@ -241,15 +224,9 @@ def cascade_frontier(
     r"""The frontier of cost and loss when the costly network answers only where the cheap one is unsure.
 
     At threshold $\theta$ the cost is $c_\text{cheap} + P(u > \theta)\, c_\text{costly}$ (every row pays for the cheap),
-    the loss $\mathbb E[\ell_\text{cheap} \mathbb 1(u \le \theta) + \ell_\text{costly} \mathbb 1(u > \theta)]$.
-
-    Args:
-        uncertainty: The cheap network's uncertainty on held-out rows, `[row]`.
-        cheap_loss: Its loss (1 for an error), `[row]`.
-        costly_loss: The costly network's loss on the same rows, `[row]`.
-        cheap_cost: The cost of one cheap answer (multiplications, milliseconds, ...).
-        costly_cost: The cost of one costly answer, in the same unit.
-        sample_weight: The weight of each row.
+    the loss $\mathbb E[\ell_\text{cheap} \mathbb 1(u \le \theta) + \ell_\text{costly} \mathbb 1(u > \theta)]$, from the
+    cheap network's uncertainty and both losses (1 for an error) on held-out rows, `[row]`. Costs are those of one
+    answer (multiplications, milliseconds, ...).
 
     Examples:
         >>> frontier = cascade_frontier(
@@ -287,11 +264,8 @@ def cascade(
 ) -> tuple[Tensor, Tensor]:
     """The cheap network's output, replaced by the costly one's on the rows where the cheap one is unsure, and those.
 
-    Args:
-        x: Input rows.
-        cheap: A function of rows that returns (output, uncertainty `[row]`).
-        costly: A function of rows that returns an output of the same shape; it sees the uncertain rows only.
-        threshold: Rows with a larger uncertainty are escalated (`CascadeFrontier.cheapest_within`).
+    `cheap` is a function of rows to (output, uncertainty `[row]`), `costly` to outputs of the same shape: it sees the
+    rows more uncertain than the `threshold` only (`CascadeFrontier.cheapest_within`).
 
     Examples:
         >>> cheap = lambda x: (torch.zeros(len(x)), x.abs())
@@ -350,9 +324,7 @@ def action_probabilities(value_draws: Array) -> Tensor:
 def expected_cost(probabilities: Array, cost: Array) -> Tensor:
     r"""The expected cost of each action, $\sum_c p_c\, \text{cost}_{c a}$, `[row, action]`.
 
-    Args:
-        probabilities: Predictive probabilities, `[row, class]`.
-        cost: The cost of each action where each class is true, `[class, action]`. Add a column for "ask a person".
+    The `cost` is that of each action where each class is true, `[class, action]`. Add a column for "ask a person".
 
     Examples:
         >>> expected_cost(torch.tensor([[0.9, 0.1]]), torch.tensor([[0.0, 1.0], [20.0, 0.0]]))

@@ -53,8 +53,7 @@ def batch_bald_queries(
     r"""The rows whose labels *together* would teach most, chosen greedily by $I[y_1, \dots, y_B; \omega]$ (BatchBALD).
 
     The joint information is submodular, so the greedy batch has at least $1 - 1/e$ of the best batch's (while the joint
-    labels are enumerated; see `joint_mutual_information` for the other arguments). Row indices, `[query]`, in the order
-    chosen. Needs draws with `masks="shared"`.
+    labels are enumerated; see `joint_mutual_information` for the other arguments). Row indices, `[query]`, in order.
 
     Examples:
         >>> sure = torch.eye(2)[[0, 0, 1, 1]]
@@ -85,8 +84,7 @@ def variance_queries(draws: Array, n_queries: int, *, noise_variance: float) -> 
     r"""The rows whose targets together would teach most under a Gaussian fit to the draws, chosen greedily, `[query]`.
 
     Each step takes the row of largest epistemic variance *given the rows chosen before*, which greedily maximises
-    $\tfrac12 \log\det(\mathbf I + \Sigma/v)$ with $\Sigma$ the covariance between rows of the draws `[draw, row]`,
-    which need `masks="shared"`.
+    $\tfrac12 \log\det(\mathbf I + \Sigma/v)$ with $\Sigma$ the covariance between rows of the draws `[draw, row]`.
     The `noise_variance` of an observation is $v = \tau^{-1}$; with $v \to \infty$ this is ranking by variance alone.
 
     Examples:
@@ -258,9 +256,8 @@ def botorch_model(
 ) -> EnsembleModel:
     """A BoTorch model of the draws, for any of its acquisition functions (needs the extra `optimise`).
 
-    `posterior(X)` holds one sample path per draw: the values of all points of a batch come from the same functions, so
-    batch acquisitions (`qLogExpectedImprovement`, ...) see their correlation. Draws of a network that let gradients
-    through, as `optimize_acqf` needs:
+    `posterior(X)` holds one sample path per draw, so batch acquisitions (`qLogExpectedImprovement`, ...) see the
+    correlation of points. Draws of a network that let gradients through, as `optimize_acqf` needs:
     `botorch_model([db.function_draw(net, t, n_draws=64) for t in range(64)])`.
 
     Args:

@@ -2,9 +2,8 @@ r"""Scores of predictions against outcomes: regression, classification, and rank
 
 A per-row score is returned as `[row]` (take `.mean()`), a score of a whole set as a scalar, in which `sample_weight`
 counts a row of weight 2 twice. `y` is the observed target, `mean`, `std` and `variance` are predictive, `[row, ...]`;
-`probabilities` are predictive, `[row, class]`, `labels` class indices, `[row]`. Draws are axis 0. NumPy arrays are
-accepted; tensors are returned. NaN, infinite, empty and misshaped input is an error: a column `[row, 1]` is not a
-vector `[row]`.
+`probabilities` are predictive, `[row, class]`, `labels` class indices, `[row]`. Draws are axis 0. Arrays are accepted,
+tensors returned. NaN, infinite, empty and misshaped input is an error: a column `[row, 1]` is not a vector `[row]`.
 """
 
 from dropbayes.scores.classification import (

@@ -12,12 +12,7 @@ from dropbayes.runtime.validation import Array, row_weights
 
 
 def weighted_mean(values: Tensor, sample_weight: Array | None) -> Tensor:
-    """The mean over rows and all further axes, with rows weighted.
-
-    Examples:
-        >>> weighted_mean(torch.tensor([1.0, 4.0]), torch.tensor([2.0, 1.0]))
-        tensor(2.)
-    """
+    """The mean over rows and all further axes, with rows weighted."""
     if sample_weight is None:
         return values.mean()
     weight = row_weights(sample_weight, len(values), like=values)
@@ -39,13 +34,22 @@ def weighted_quantile(values: Tensor, weight: Tensor, mass: Tensor) -> Tensor:
     return torch.cat([ordered, ordered.new_full((1,), math.inf)])[rank]
 
 
-def standard_error(values: Tensor) -> Tensor:
-    r"""The standard error $s / \sqrt N$ of the mean of independent rows of equal weight.
+def cumulative_weights(values: Tensor, weight: Tensor, at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The weight of the `[row]` values below each point, of those up to it (ties included), and of all.
 
     Examples:
-        >>> standard_error(torch.tensor([1.0, 3.0]))
-        tensor(1.)
+        >>> below, up_to, total = cumulative_weights(torch.tensor([3.0, 1.0, 2.0]), torch.ones(3), torch.tensor([2.0]))
+        >>> below, up_to, total
+        (tensor([1.]), tensor([2.]), tensor(3.))
     """
+    ordered, order = values.sort()
+    mass = torch.cat([weight.new_zeros(1), weight[order].cumsum(0)])
+    below, up_to = (mass[torch.searchsorted(ordered, at.contiguous(), right=right)] for right in (False, True))
+    return below, up_to, mass[-1]
+
+
+def standard_error(values: Tensor) -> Tensor:
+    r"""The standard error $s / \sqrt N$ of the mean of independent rows of equal weight."""
     return values.std() / len(values) ** 0.5
 
 

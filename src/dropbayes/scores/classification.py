@@ -18,8 +18,7 @@ def probabilities_and_labels(probabilities: Array, labels: Array) -> tuple[Tenso
 def class_log_likelihood(probabilities: Array, labels: Array) -> Tensor:
     r"""The log-likelihood of the labels, $\log \tfrac1T \sum_t p(y_n \mid \omega_t)$, from the *mean* probabilities.
 
-    For classes the mixture of draws is the mean of their probabilities, so nothing is lost by averaging first. It is
-    $-\infty$ where the label was given probability 0.
+    Which are the mixture of the draws: nothing is lost by averaging first. It is $-\infty$ for a probability of 0.
 
     Examples:
         >>> class_log_likelihood(torch.tensor([[0.25, 0.75]]), torch.tensor([1]))
@@ -67,18 +66,22 @@ def expected_calibration_error(
 ) -> Tensor:
     r"""The expected calibration error over bins of *equal width*, $\sum_b \tfrac{N_b}N |\text{acc}_b - \text{conf}_b|$.
 
-    Confidence is the probability of the predicted class, the bins are $[b/n, (b+1)/n)$, the last one closed. The
-    estimate grows with the number of bins even for a calibrated model (about $\sqrt{n_\text{bins} / N}$): compare only
-    at equal sizes, or test it (`calibration.calibration_test`).
+    The bins of the predicted class's probability are $[b/n, (b+1)/n)$, the last one closed. The estimate grows with
+    their number even for a calibrated model (about $\sqrt{n_\text{bins} / N}$): compare only at equal sizes, or test it
+    (`calibration.calibration_test`).
 
     Examples:
         >>> expected_calibration_error(torch.tensor([[0.2, 0.8], [0.3, 0.7]]), torch.tensor([1, 0]), n_bins=1)
         tensor(0.2500)
     """
-    check_count("n_bins", n_bins)
     confidence, correct = confidence_and_correctness(probabilities, labels)
-    bins = (confidence * n_bins).long().clamp_max(n_bins - 1)
-    return _calibration_gap(confidence, correct, bins, sample_weight)
+    return _calibration_gap(confidence, correct, equal_bins(confidence, n_bins), sample_weight)
+
+
+def equal_bins(confidence: Tensor, n_bins: int) -> Tensor:
+    """The bin of each confidence, of `n_bins` of equal width."""
+    check_count("n_bins", n_bins)
+    return (confidence * n_bins).long().clamp_max(n_bins - 1)
 
 
 def adaptive_calibration_error(

@@ -21,11 +21,8 @@ from dropbayes.scores.classification import probabilities_and_labels
 class Decomposition:
     """A mean score and its three parts: score = reliability - resolution + uncertainty.
 
-    Args:
-        score: The mean score.
-        reliability: The loss from miscalibration, 0 or more; smaller is better. Recalibration can remove it.
-        resolution: The gain from discriminating between rows; larger is better. Only a better model can raise it.
-        uncertainty: The score of the best constant prediction; a property of the outcomes alone.
+    Recalibration can remove the reliability, 0 or more; only a better model can raise the resolution; the uncertainty
+    is a property of the outcomes alone.
     """
 
     score: float

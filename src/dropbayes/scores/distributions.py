@@ -16,13 +16,9 @@ def crps(draws: Array, y: Array, *, noise_variance: Array | float = 0.0) -> Tens
     $$\int \big(F(z) - \mathbb 1[y \le z]\big)^2 \, dz = \tfrac1T \sum_t A(y - \widehat y_t, v_t)
     - \tfrac1{2T^2} \sum_{s,t} A(\widehat y_s - \widehat y_t, v_s + v_t)$$
 
-    with $A(\mu, v) = \mathbb E|\mathcal N(\mu, v)|$ [Grimit et al. 2006]; in the units of y, smaller is better. With
-    `noise_variance=0` it is the score of the bare draws; pass $\tau^{-1}$ to score the predictive distribution.
-
-    Args:
-        draws: Outputs of the network $\widehat y_t$, `[draw, row]`.
-        y: The observed targets, `[row]`.
-        noise_variance: The observation variance $v$ of each draw: a number, `[row]`, `[draw, 1]` or `[draw, row]`.
+    with $A(\mu, v) = \mathbb E|\mathcal N(\mu, v)|$ [Grimit et al. 2006]; in the units of y, smaller is better. Of
+    outputs $\widehat y_t$, `[draw, row]`, and targets `[row]`. The `noise_variance` $v$ is a number, `[row]`,
+    `[draw, 1]` or `[draw, row]`: 0 scores the bare draws, $\tau^{-1}$ the predictive distribution.
 
     Examples:
         >>> crps(torch.tensor([[0.0], [2.0]]), torch.tensor([1.0]))

@@ -100,19 +100,15 @@ def variation_ratio(probability_draws: Array) -> Tensor:
 
 @dataclass(frozen=True)
 class Outcomes:
-    r"""The possible joint labels $\mathbf y$ of a batch of rows, and the posterior over draws given each.
+    r"""The possible joint labels $\mathbf y$ of a batch of rows, $p(\mathbf y)$ and $p(\omega_t \mid \mathbf y)$.
 
     A batch grows one row at a time by the chain rule
     $I[\mathbf y, y'; \omega] = I[\mathbf y; \omega] + \mathbb E_{\mathbf y} I[y'; \omega \mid \mathbf y]$:
     `information` is the second term, `with_row` adds the row.
-
-    Args:
-        probability: $p(\mathbf y)$ of each outcome, `[outcome]`.
-        draw_weights: $p(\omega_t \mid \mathbf y)$, the posterior over draws given the outcome, `[outcome, draw]`.
     """
 
-    probability: Tensor
-    draw_weights: Tensor
+    probability: Tensor  # [outcome]
+    draw_weights: Tensor  # [outcome, draw]
 
     @staticmethod
     def of_no_rows(probability_draws: Tensor) -> Outcomes:

@@ -14,12 +14,8 @@ def auroc(uncertainty: Array, event: Array, *, sample_weight: Array | None = Non
     r"""The area under the ROC curve: the probability that a row with the event is more uncertain than one without.
 
     The event is what the uncertainty should detect: "is out of distribution", or "was misclassified". Ties count half;
-    ½ is chance.
-
-    Args:
-        uncertainty: One number per row, `[row]`; it may be infinite.
-        event: True (or 1) where the event happened, `[row]`; both kinds must occur.
-        sample_weight: The weight of each row.
+    ½ is chance. The uncertainty `[row]` may be infinite; `event` is true (or 1) where it happened, `[row]`, and both
+    kinds must occur.
 
     Examples:
         >>> inside, outside = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.25, 0.9])
@@ -81,14 +77,10 @@ def _detections(uncertainty: Array, event: Array, sample_weight: Array | None) -
 
 @dataclass(frozen=True)
 class RiskCoverage:
-    r"""The mean loss of the least uncertain rows, for every number of rows retained.
+    r"""The mean loss of the least uncertain rows (`risk`), for every fraction of rows retained (`coverage`).
 
-    Args:
-        coverage: The fraction of rows retained, `[row]`, increasing to 1.
-        risk: The mean loss of those rows, `[row]`; ends at the mean loss of all.
-        oracle_risk: The risk had the rows been ranked by their true loss.
-        area: The area under the curve, $\mathrm{AURC} = \tfrac1N \sum_k \mathrm{risk}_k$; smaller is better.
-        oracle_area: The area of the oracle's curve.
+    `area` is that under the curve, $\mathrm{AURC} = \tfrac1N \sum_k \mathrm{risk}_k$; smaller is better. The oracle
+    ranks the rows by their true loss.
     """
 
     coverage: Tensor
@@ -106,13 +98,9 @@ class RiskCoverage:
 def risk_coverage(uncertainty: Array, loss: Array, *, sample_weight: Array | None = None) -> RiskCoverage:
     r"""The risk-coverage curve: the remaining loss when the most uncertain rows are set aside.
 
-    $\mathrm{risk}_k = \tfrac1k \sum_{i \le k} \ell_{(i)}$ with rows ordered by uncertainty. Rows of equal uncertainty
-    share their mean loss, so that the curve does not depend on the order of the rows.
-
-    Args:
-        uncertainty: One number per row, `[row]`; it may be infinite.
-        loss: Each row's loss (1 for an error; a squared error; ...), `[row]`.
-        sample_weight: The weight of each row; rows of weight 0 are left out of the curve.
+    $\mathrm{risk}_k = \tfrac1k \sum_{i \le k} \ell_{(i)}$ with rows ordered by uncertainty, `[row]`, for any `loss` of
+    each (1 for an error; a squared error; ...). Rows of equal uncertainty share their mean loss, so that the curve does
+    not depend on the order of the rows; those of weight 0 are left out.
 
     Examples:
         >>> curve = risk_coverage(torch.tensor([0.1, 0.2, 0.3, 0.4]), torch.tensor([0.0, 0.0, 0.0, 1.0]))

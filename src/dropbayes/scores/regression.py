@@ -37,11 +37,9 @@ def mae(mean: Array, y: Array, *, sample_weight: Array | None = None) -> Tensor:
 def mixture_log_likelihood(log_density_draws: Array) -> Tensor:
     r"""The predictive log-likelihood $\log \tfrac1T \sum_t p(y \mid \omega_t)$ of the mixture of all draws, `[row]`.
 
-    [GG16, eq:predictive_dist]. The mixture is the predictive distribution itself: it may have many modes. A Gaussian
-    with the same mean and variance scores differently (`gaussian_log_likelihood`).
-
-    Args:
-        log_density_draws: $\log p(y_n \mid \omega_t)$ of any likelihood, `[draw, row]`; $-\infty$ is a density of 0.
+    [GG16, eq:predictive_dist], from $\log p(y_n \mid \omega_t)$ of any likelihood, `[draw, row]`. The mixture is the
+    predictive distribution itself: it may have many modes. A Gaussian with the same mean and variance scores
+    differently (`gaussian_log_likelihood`).
 
     Examples:
         >>> mixture_log_likelihood(torch.tensor([[0.0, -1000.0], [0.0, -1001.0]]))  # no underflow
@@ -70,9 +68,8 @@ def gaussian_mixture_log_likelihood(draws: Array, y: Array, *, precision: float)
 def gaussian_log_likelihood(mean: Array, variance: Array, y: Array) -> Tensor:
     r"""The log-likelihood of the moment-matched Gaussian $\mathcal N(y; \bar y, \operatorname{Var} y)$, `[row]`.
 
-    The Gaussian with the predictive mean and total variance ([GG16, prop:mean], [GG16, prop:var]). It equals
-    `mixture_log_likelihood` only when the draws themselves are one Gaussian; it has lower variance with few
-    draws, and is wrong when the predictive distribution has several modes.
+    That of the predictive mean and total variance ([GG16, prop:mean], [GG16, prop:var]). It has lower variance than
+    `mixture_log_likelihood` with few draws, and is wrong when the predictive distribution has several modes.
 
     Examples:
         >>> gaussian_log_likelihood(torch.tensor([0.0]), torch.tensor([2.0]), torch.tensor([1.0]))
@@ -88,8 +85,6 @@ def interval_score(lower: Array, upper: Array, y: Array, *, level: float) -> Ten
     r"""The interval (Winkler) score of a central interval of probability `level` $= 1 - \alpha$; smaller is better.
 
     $$(u - l) + \tfrac2\alpha (l - y)_+ + \tfrac2\alpha (y - u)_+$$
-
-    An end may be infinite.
 
     Examples:
         >>> interval_score(torch.tensor([0.0]), torch.tensor([1.0]), torch.tensor([1.5]), level=0.9)
