@@ -91,8 +91,7 @@ class Layer(Covariance):
         $$\mathbf K_2(\mathbf x, \mathbf y) = \frac1{K_2} \int p(\mathbf b_2)\, \sigma_2(\mathbf x + \mathbf b_2)^T
         \sigma_2(\mathbf y + \mathbf b_2)\, d\mathbf b_2,$$
 
-        by Gauss-Legendre quadrature, of values of the layer below, `x` `[x row, unit]` and `y` `[y row, unit]`, by
-        default `x`. `length_scale` has no part in it: the weights are in the vectors.
+        by Gauss-Legendre quadrature, of values of the layer below, `[row, unit]`, which contain the weights.
         """
         x = checked_inputs(x, "x")
         y = x if y is None else checked_inputs(y, "y")
@@ -124,7 +123,7 @@ class Layer(Covariance):
 class ReLU(Layer):
     r"""The covariance of rectified linear units, $\sigma(u) = \max(u, 0)$: the arc-cosine kernel of order 1.
 
-    $$\mathbf K = \frac{s_u s_v}{2\pi} \big( \sin\theta + (\pi - \theta) \cos\theta \big)$$
+    $$\mathbf K = s_u s_v \big( \sin\theta + (\pi - \theta) \cos\theta \big) / 2\pi$$
 
     Example:
         >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
@@ -243,9 +242,8 @@ class Quadrature(Layer):
 
     For an elementwise `function` $\sigma$ that is bounded or grows linearly, smooth except for a kink or jump at zero,
     exact to about 1e-9 of the prior variance while the pre-activations' standard deviations are below 10; to 1e-6 for a
-    sigmoid at any scale. A kink elsewhere, a function that oscillates over one standard deviation or grows
-    exponentially loses accuracy: the error is estimated on the prior variances, and a warning says where it exceeds
-    1e-5 of them. There are `nodes` along the radius and along each arc.
+    sigmoid at any scale. A kink elsewhere, oscillations or exponential growth lose accuracy: a warning says where the
+    error, estimated on the prior variances, exceeds 1e-5 of them. There are `nodes` along the radius and each arc.
 
     Example:
         >>> x = torch.tensor([[0.3], [-1.0]], dtype=torch.float64)
@@ -278,12 +276,8 @@ class Features:
 
     $$\boldsymbol\phi(\mathbf x) = \sqrt{1/K} \, \sigma(\mathbf W_1^T \mathbf x + \mathbf b)$$
 
-    [GG16, sect:gp_approx_model]: the hidden layer of a network of width $K$.
-
-    Args:
-        layer: The covariance that the features approximate; its $\sigma$ is used.
-        weights: $\mathbf W_1$, `[input, unit]`.
-        bias: $\mathbf b$, `[unit]`.
+    [GG16, sect:gp_approx_model]: the hidden layer of a network of width $K$, with the $\sigma$ of the covariance that
+    it approximates, $\mathbf W_1$ `[input, unit]` and $\mathbf b$ `[unit]`.
     """
 
     layer: Layer

@@ -78,9 +78,8 @@ class RecurrentCovariance(Covariance):
     $$k_t(\mathbf x, \mathbf y) = \mathbb E[\sigma(u) \sigma(v)], \quad
     \operatorname{Cov}(u, v) = l^{-2} \mathbf x_t^T \mathbf y_t + l_h^{-2} k_{t-1}(\mathbf x, \mathbf y) + \beta^2:$$
 
-    the recursion of [GG16, sect:going_deep] with an input at every layer. That the steps share their weights does not
-    change it (Yang 2019): states at different steps are correlated, those at equal steps have this covariance. It is
-    the process behind recursive and dynamical Gaussian process models [GG16, section "Applications"].
+    the recursion of [GG16, sect:going_deep] with an input at every layer, behind recursive and dynamical Gaussian
+    process models [GG16, section "Applications"]. That the steps share their weights does not change it (Yang 2019).
 
     Args:
         layer: $\sigma$, with $l$ of the input's weights and $\beta$ of the bias.

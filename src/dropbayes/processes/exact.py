@@ -109,7 +109,6 @@ class NetworkKernel(Kernel):
 
     @property
     def hyperparameters(self) -> list[Hyperparameter]:
-        """One numeric hyperparameter for each scale that can be tuned."""
         return [Hyperparameter(name, "numeric", self.scale_bounds) for name in _tunable(self.covariance)]
 
     @property
@@ -143,7 +142,6 @@ class NetworkKernel(Kernel):
         return self.covariance(x).numpy(), slopes.numpy()
 
     def diag(self, X: Any) -> np.ndarray:
-        """The prior variances of the rows of `X`."""
         return self.covariance.diagonal(torch.as_tensor(np.atleast_2d(X), dtype=torch.float64)).numpy()
 
     def is_stationary(self) -> bool:
@@ -159,15 +157,9 @@ class NetworkKernel(Kernel):
 
 @dataclass(frozen=True)
 class ExactProcess(Process):
-    r"""The posterior of a Gaussian process with mean function $\mu(\mathbf x) = \mathbf b_L$.
+    r"""The posterior of a Gaussian process with mean function $\mu(\mathbf x) = \mathbf b_L$, by scikit-learn."""
 
-    Args:
-        regressor: The fitted scikit-learn regressor of $\mathbf Y - \mathbf b_L$, which does the computation.
-        output_bias: The constant $\mathbf b_L$.
-        noise_variance: $\tau^{-1}$.
-    """
-
-    regressor: GaussianProcessRegressor
+    regressor: GaussianProcessRegressor  # fitted to Y - b_L
     output_bias: float | Tensor
     noise_variance: float = 0.0
 

@@ -23,18 +23,12 @@ class FiniteRankProcess(Process):
     $$\mathbf w_d \mid \mathbf y_d \sim \mathcal N(\mathbf m_d, \tau^{-1} (\mathbf R^T \mathbf R)^{-1}), \quad
     \mathbf R^T \mathbf R = \Phi^T \Phi + \tau^{-1} \mathbf I_K$$
 
-    Args:
-        features: $\boldsymbol\phi$: the hidden layer.
-        weights: $\mathbf m_d$, the posterior mean of $\mathbf W_2$, `[unit]` or `[unit, output]`.
-        root: $\mathbf R$, `[unit, unit]`, upper triangular.
-        precision: $\tau$.
-        output_bias: $\mathbf b_L$.
-        log_evidence: $\log p(\mathbf Y \mid \mathbf X, \mathbf W_1, \mathbf b)$.
+    The `log_evidence` is $\log p(\mathbf Y \mid \mathbf X, \mathbf W_1, \mathbf b)$.
     """
 
     features: Features
-    weights: Tensor
-    root: Tensor
+    weights: Tensor  # m, [unit] or [unit, output]
+    root: Tensor  # R, upper triangular
     precision: float
     output_bias: float
     log_evidence: float
@@ -108,13 +102,9 @@ def finite_rank_process(
 
 @dataclass(frozen=True)
 class Evidence:
-    r"""An estimate of $\log p(\mathbf Y \mid \mathbf X)$.
+    r"""The logarithm of an unbiased estimate of $p(\mathbf Y \mid \mathbf X)$, and the estimate's relative error.
 
-    Args:
-        log_evidence: The logarithm of the unbiased estimate.
-        standard_error: The relative standard error of the estimate.
-        effective_draws: $(\sum w)^2 / \sum w^2$ of the importance weights; when it is small, the standard error is not
-            reliable.
+    With few `effective_draws`, $(\sum w)^2 / \sum w^2$ of the importance weights, the error is not reliable.
     """
 
     log_evidence: float
@@ -139,14 +129,8 @@ def network_evidence(
     rounds adapt a Gaussian to the posterior, and the last draws from a mixture of it and the prior. For small networks:
     the posterior of a wide or deep one is so concentrated that few draws count, which `effective_draws` shows.
 
-    Args:
-        layers: The covariance of the hidden layer, or of each, first layer first: its $\sigma$, $p(\mathbf w)$, $p(b)$.
-        x: $\mathbf X$, `[row, input]`.
-        y: $\mathbf Y$, `[row]` or `[row, output]`.
-        width: $K$, the number of units of the hidden layer, or of each.
-        precision: $\tau$.
-        n_draws: The number of draws per round.
-        seed: The seed of the draws.
+    The covariance of each of the `layers`, first layer first, gives its $\sigma$, $p(\mathbf w)$ and $p(b)$; `width` is
+    $K$, of the one hidden layer or of each. There are `n_draws` per round; the data are those of `exact_process`.
 
     Example:
         >>> from dropbayes.processes import TanH

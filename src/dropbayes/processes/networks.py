@@ -87,16 +87,11 @@ class NetworkCovariance(Covariance):
     A linear layer of $K$ inputs with prior length-scale $l$ maps a covariance $c$ of its units to $cK/l^2 + l'^{-2}$;
     an activation is the covariance of its units; a sum of two branches, one of which ends in a linear layer of its own,
     adds their covariances. Inputs of a convolutional network are images, `[row, channel, ...]`, or flat rows of them.
-
-    Args:
-        steps: The steps in the order of the forward pass; the last is the output.
-        output_bias: The bias of the output layer where its prior is flat: the process's mean function.
-        input_shape: The shape of one image: channels, then the extent of each spatial axis; None without convolutions.
     """
 
-    steps: tuple[Step, ...]
-    output_bias: float = 0.0
-    input_shape: tuple[int, ...] | None = None
+    steps: tuple[Step, ...]  # in the order of the forward pass
+    output_bias: float = 0.0  # of the output layer where its prior is flat: the process's mean function
+    input_shape: tuple[int, ...] | None = None  # of one image, channels first; None without convolutions
 
     def __call__(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         if self.input_shape is None:
@@ -147,8 +142,7 @@ def process_of(
     width and its own bias. Use it with `exact_process`, `prior_draws` and `dropbayes.processes.variance_ratio`.
 
     Args:
-        net: A perceptron or a convolutional network, with or without shortcuts, in any module style that `torch.fx` can
-            trace.
+        net: A perceptron or a convolutional network, with or without shortcuts, that `torch.fx` can trace.
         prior: The length-scales. A bias with a flat prior ($l' = 0$) is allowed only in the output layer, where it is
             the mean function.
         input_shape: The shape of one input of a convolutional network: channels, then the extent of each axis. Its
@@ -182,9 +176,7 @@ def process_of(
 
 
 class _LayerTracer(fx.Tracer):
-    """A tracer that does not look into the layers with weights, such as those of `dropbayes.layers`."""
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:  # those of `dropbayes.layers`, too
         return _kind(m) == "weights" or super().is_leaf_module(m, module_qualified_name)
 
 
@@ -234,8 +226,10 @@ class _Reading:
         sizes: Any = node.args[1] if len(node.args) == 2 else node.args[1:]
         is_flat = isinstance(sizes, (tuple, list)) and len(sizes) == 2 and -1 in sizes  # one axis for each input
         if kind == "flattened" or (kind == "reshaped" and is_flat):
-            flat = Step(node.name, sources, ("flattened", n_units), covariances=_mean_over_positions)
-            return flat if values == "positions" else source
+            if values != "positions":
+                return source
+            # All positions as separate units, of which only the mean covariance is known.
+            return Step(node.name, sources, ("flattened", n_units), covariances=lambda c: c.flatten(0, -3).mean(0))
         if kind == "weights":
             return self._weights(str(node.target), operation, source)
         if kind == "sum" and len(others) == 1:
@@ -286,11 +280,6 @@ def _patches(convolve: Callable[[Tensor, Tensor], Tensor], kernel: tuple[int, ..
     pairs = covariance.flatten(-2).movedim(-1, 0)[:, None]
     summed = convolve(pairs, pairs.new_ones(1, 1, *kernel))[:, 0]
     return summed.movedim(0, -1).unflatten(-1, covariance.shape[-2:])
-
-
-def _mean_over_positions(covariance: Tensor) -> Tensor:
-    """All positions as separate units, of which only the mean covariance is known."""
-    return covariance.flatten(0, -3).mean(0)
 
 
 def _activation_layer(node: fx.Node, kind: Any) -> Layer | None:

@@ -39,20 +39,13 @@ def hypotenuse(a: Tensor, b: Tensor) -> Tensor:
 class Pairs:
     r"""The inner products of two sets of inputs: all that an isotropic Gaussian over the weights depends on.
 
-    `distance` and `area` follow from the other fields, but not to machine precision when $\mathbf x \approx
-    \pm\mathbf y$; so they are stored.
-
-    Args:
-        norm_x: $\|\mathbf x\|$, `[..., x row, 1]`.
-        norm_y: $\|\mathbf y\|$, `[..., 1, y row]`.
-        product: $\mathbf x^T \mathbf y$, `[..., x row, y row]`.
-        distance: $\|\mathbf x - \mathbf y\|$, likewise.
-        area: $(\|\mathbf x\|^2 \|\mathbf y\|^2 - (\mathbf x^T \mathbf y)^2)^{1/2}$, likewise.
+    The distance $\|\mathbf x - \mathbf y\|$ and the area $(\|\mathbf x\|^2 \|\mathbf y\|^2 - (\mathbf x^T \mathbf
+    y)^2)^{1/2}$ follow from the other fields, but not to machine precision when $\mathbf x \approx \pm\mathbf y$.
     """
 
-    norm_x: Tensor
-    norm_y: Tensor
-    product: Tensor
+    norm_x: Tensor  # [..., x row, 1]
+    norm_y: Tensor  # [..., 1, y row]
+    product: Tensor  # [..., x row, y row], as the next two
     distance: Tensor
     area: Tensor
 

@@ -23,10 +23,8 @@ def expected_product(
     r"""The expectation $\mathbb E[\sigma(u) \sigma(v)]$ of Gaussians $u$, $v$ with correlation $\cos\theta$.
 
     A Hermite series calls $\sigma$ for each row and node. The pairs for which it has not converged (nearly equal
-    directions of a saturated or kinked $\sigma$) are integrated in polar coordinates, for each pair and node.
-
-    $s_u$ is `[..., x row, 1]`, $s_v$ `[..., 1, y row]` and $\theta$ `[..., x row, y row]`; `nodes` are the rule's,
-    along the radius and along each arc.
+    directions of a saturated or kinked $\sigma$) are integrated in polar coordinates, for each pair and node. $s_u$ is
+    `[..., x row, 1]`, $s_v$ `[..., 1, y row]` and $\theta$ `[..., x row, y row]`.
     """
     terms_u, rest_u = hermite_coefficients(function, std_u)
     terms_v, rest_v = hermite_coefficients(function, std_v)

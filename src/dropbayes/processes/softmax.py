@@ -13,20 +13,12 @@ from dropbayes.runtime.validation import check_count, class_labels
 
 @dataclass(frozen=True)
 class SoftmaxProcess:
-    r"""The Laplace posterior of one latent function per class (Rasmussen and Williams 2006, section 3.5).
+    r"""The Laplace posterior of one latent function per class (Rasmussen and Williams 2006, section 3.5)."""
 
-    Args:
-        covariance: $\mathbf K$, the same for every class.
-        x: $\mathbf X$, `[row, input]`.
-        residual: $\mathbf y - \boldsymbol\pi$ at the mode, `[row, class]`.
-        noise: $(\mathbf W^{-1} + \mathbf K)^{-1}$ over rows and classes, `[class, row, class, row]`.
-        log_marginal_likelihood: Laplace's approximation of $\log p(\mathbf c \mid \mathbf X)$.
-    """
-
-    covariance: Covariance
+    covariance: Covariance  # the same for every class
     x: Tensor
-    residual: Tensor
-    noise: Tensor
+    residual: Tensor  # y - π at the mode, [row, class]
+    noise: Tensor  # (W⁻¹ + K)⁻¹ over rows and classes, [class, row, class, row]
     log_marginal_likelihood: float
 
     def mean(self, x: Tensor) -> Tensor:

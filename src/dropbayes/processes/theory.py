@@ -21,15 +21,10 @@ from dropbayes.sampling import Sampling, Site, sites
 
 @dataclass(frozen=True)
 class WeightReading:
-    r"""The theory's reading of one weight matrix.
+    r"""The theory's reading of one weight matrix: "Bayesian" (dropped), "MAP" (a point with a prior) or "flat".
 
-    Args:
-        name: The parameter's name.
-        shape: Its shape.
-        keep_prob: $p$ of its inputs; None for a family that states its own KL.
-        length_scale: $l$ of the active weights $\mathbf M = \theta/p$; None likewise.
-        weight_decay: $\lambda/p^2 = l^2/(2pN\tau)$, the decay of the stored weights; None likewise.
-        reading: "Bayesian" (dropped), "MAP" (a point with a prior) or "flat" (a point without one).
+    The keep probability $p$ of its inputs, the length-scale $l$ of its active $\mathbf M = \theta/p$ and the decay
+    $\lambda/p^2 = l^2/(2pN\tau)$ of its stored $\theta$ are None for a family that states its own KL.
     """
 
     name: str
@@ -42,17 +37,11 @@ class WeightReading:
 
 @dataclass(frozen=True)
 class TheoryReport(Printed):
-    """The theory's reading of a network; prints as a table and notes.
-
-    Args:
-        weights: The reading of every weight matrix, in the order of the network.
-        outside: The sites that are draws of no q(W), each with the reason.
-        without_prior: The names of parameters outside weight layers: normalisation, tokens, positions.
-    """
+    """The theory's reading of a network; prints as a table and notes."""
 
     weights: tuple[WeightReading, ...]
-    outside: tuple[tuple[Site, str], ...]
-    without_prior: tuple[str, ...]
+    outside: tuple[tuple[Site, str], ...]  # the sites that are draws of no q(W), each with the reason
+    without_prior: tuple[str, ...]  # parameters outside weight layers: normalisation, tokens, positions
 
     @property
     def is_variational(self) -> bool:
@@ -160,15 +149,8 @@ def variance_ratio(
 ) -> VarianceRatio:
     r"""The variance of a trained network's dropout draws at `x`, and that of the exact process it tends to.
 
-    Args:
-        net: The trained network, with one output.
-        covariance: Its process, from `process_of(net, prior)`.
-        data: The training rows $(\mathbf X, \mathbf Y)$ that condition the process.
-        x: The rows at which to compare.
-        precision: $\tau$ of both.
-        n_draws: The number of dropout draws.
-        seed: The seed of the draws.
-        **options: Further arguments of `predict`.
+    The network has one output, and `covariance` is `process_of(net, prior)`. The training rows `data`, $(\mathbf X,
+    \mathbf Y)$, condition the process; `precision` is $\tau$ of both, `options` are further arguments of `predict`.
     """
     inputs, targets = data
     rows, y, bias = inputs.double().flatten(1), targets.double().reshape(len(inputs)), covariance.output_bias
