@@ -1,9 +1,10 @@
-"""Tests of the heads: gradients against autograd, densities against torch's distributions."""
+"""Tests of the heads: gradients against those of the likelihoods by autograd, units, refusals."""
 
 import pytest
 import torch
 
 from dropbayes.population.heads import HEADS, head_of
+from tests.population.samples import log_likelihood
 
 F64 = torch.float64
 
@@ -15,22 +16,15 @@ def targets(name, source):
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_the_gradient_is_that_of_autograd(name):
+def test_the_gradient_is_that_of_the_negative_log_likelihood(name):
     source = torch.Generator().manual_seed(0)
     y = targets(name, source)
     output = torch.randn(3, 5, 4, dtype=F64, generator=source)[
         ..., : HEADS[name].width(4 if name == "categorical" else 2)
     ]
     output = output.clone().requires_grad_()
-    (expected,) = torch.autograd.grad(HEADS[name].row_losses(output, y).sum(), output)
+    (expected,) = torch.autograd.grad(-log_likelihood(name, output, y).sum(), output)
     torch.testing.assert_close(HEADS[name].loss_gradient(output.detach(), y), expected)
-
-
-def test_the_loss_of_classes_is_the_negative_log_probability():
-    source = torch.Generator().manual_seed(1)
-    logits, y = torch.randn(3, 5, 4, dtype=F64, generator=source), targets("categorical", source)
-    expected = -torch.distributions.Categorical(logits=logits).log_prob(y[..., 0])
-    torch.testing.assert_close(HEADS["categorical"].row_losses(logits, y), expected)
 
 
 @pytest.mark.parametrize("name", ["gaussian", "heteroscedastic"])

@@ -9,7 +9,7 @@ from dropbayes.population import Member, Task, train
 from dropbayes.population.heads import HEADS
 from dropbayes.population.program import Program, forward
 from dropbayes.population.standardisation import stacked_table
-from tests.population.samples import F64, toy
+from tests.population.samples import F64, log_likelihood, toy
 
 
 def test_twenty_members_equal_the_same_networks_trained_alone():
@@ -80,7 +80,8 @@ def test_the_gradient_by_hand_is_that_of_autograd(activation, likelihood):
         masks.append((mixed >= program.thresholds[0, layer]).double() / keep[:, layer, None, None])
     parameters = program.views(before)
     output = forward(parameters[:3], parameters[3:], inputs, masks, activation)
-    loss = (head.row_losses(output, outcome) * weight).sum() / 20 + 1e-2 * sum(w.square().sum() for w in parameters[:3])
+    misfit = -log_likelihood(likelihood, output, outcome)
+    loss = (misfit * weight).sum() / 20 + 1e-2 * sum(w.square().sum() for w in parameters[:3])
     (expected,) = torch.autograd.grad(loss, before)
     program.step()
     torch.testing.assert_close(program.gradient, expected)

@@ -3,15 +3,7 @@ r"""Many dropout networks trained, sampled and scored as one tensor program.
 One network of 50 units leaves a processor idle between its small products; a thousand of them, with stacked parameters
 `[member, in, out]`, keep it busy. All members share an architecture and a batch size; everything else is per
 member: its data, the drop probability of each layer, its weight decay (or the precision τ that implies it), its
-learning rate, its number of epochs, its seed.
-
-The three records of the module:
-
-- `Task`: a data set in its own units, with its held-out rows. It is standardised internally by its training rows.
-- `Member`: the settings of one network, with the index of its task.
-- `Population`: what `train` returns, the stacked parameters of all members.
-
-A typical search over splits and candidates, scored, its noise re-fitted:
+learning rate, its number of epochs, its seed. A typical search over splits and candidates, scored, its noise re-fitted:
 
     tasks = [Task(x[fit], y[fit], held_out=(x[hold], y[hold])) for fit, hold in splits]
     members = [Member(task=s, drop_prob=p, precision=tau, epochs=400) for s in range(len(splits)) for p, tau in grid]

@@ -17,25 +17,15 @@ from dropbayes.population.records import Member, Population, Task, concatenate, 
 
 @dataclass(frozen=True, eq=False)
 class EnsembleChoice:
-    """The candidates selected as members of an ensemble, and their networks of the folds.
-
-    Attributes:
-        candidates: All candidates of the search.
-        log_likelihood: The held-out log-likelihood of each candidate, a (weighted) mean over rows.
-        selection: The index of each member's candidate; a candidate may be selected several times.
-        precision: τ of each member and output in standardised units, from held-out draws.
-        held_out: The indices of each fold's held-out rows.
-        tasks: The folds, followed by those of y without its offset if there is one.
-        fold_networks: The networks of the members, member by member, each on every fold.
-    """
+    """The candidates selected as members of an ensemble, and their networks of the folds."""
 
     candidates: tuple[Member, ...]
-    log_likelihood: Tensor
-    selection: tuple[int, ...]
-    precision: Tensor
-    held_out: tuple[Tensor, ...]
-    tasks: tuple[Task, ...]
-    fold_networks: Population
+    log_likelihood: Tensor  # of each candidate, a (weighted) mean over held-out rows
+    selection: tuple[int, ...]  # the index of each member's candidate; one may be selected several times
+    precision: Tensor  # τ of each member and output in standardised units, from held-out draws
+    held_out: tuple[Tensor, ...]  # the indices of each fold's held-out rows
+    tasks: tuple[Task, ...]  # the folds, followed by those of y without its offset if there is one
+    fold_networks: Population  # member by member, each on every fold
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -45,9 +35,7 @@ class EnsembleChoice:
     def held_out_draws(self, n_draws: int, offset: Tensor | None = None) -> Tensor:
         """Draws `[draw, row, output]` of the held-out rows of all folds, from all members, in the units of y.
 
-        Args:
-            n_draws: The number of draws per member.
-            offset: The offset of each row, `[draw, row, output]`, which the members that have it add to their draws.
+        There are `n_draws` per member; those with an offset add that of each row, `[draw, row, output]`.
         """
         inputs = [task.held_out[0] for task in self.tasks if task.held_out is not None]
         sampled, _ = draws(self.fold_networks, inputs, n_draws=n_draws)  # [draw, member x fold, row, output]
@@ -106,7 +94,7 @@ def choose_ensemble(
         trust: A factor on what they learn of each row, less than 1 for outliers of the offset.
         n_draws: The number of draws per held-out row.
         seed: The seed of folds and networks.
-        settings: Passed to `train`.
+        **settings: Passed to `train`.
     """
     head = head_of(settings.get("likelihood", "gaussian"))
     groups = torch.arange(len(y)) if groups is None else torch.as_tensor(groups)
@@ -170,15 +158,14 @@ def _finalists(candidates: Sequence[Member], score: Tensor, count: int) -> list[
 def _class_finalists(best: Sequence[Member], trained: Population) -> list[Member]:
     """The best, and the first of them with the most dropout and decay, all with the relevance of their inputs."""
     most = trained.members[int(trained.drop_prob.sum(1).argmax())].drop_prob
-    strong = replace(best[0], drop_prob=most, weight_decay=1e-3)
-    return [replace(one, relevance=_relevance(trained, one.n_inputs)) for one in (*best, strong)]
-
-
-def _relevance(trained: Population, n_inputs: int | None) -> tuple[float, ...]:
-    """The squared mean square of each input's weights in all networks that see the same, with a mean square of 1."""
-    same = [number for number, member in enumerate(trained.members) if member.n_inputs == n_inputs]
-    power = trained.weights[0][same, :n_inputs].square().mean((0, 2)).square()
-    return tuple((power / power.square().mean().sqrt()).clamp_min(1e-3).tolist())
+    finalists = []
+    for one in (*best, replace(best[0], drop_prob=most, weight_decay=1e-3)):
+        # The squared mean square of each input's weights in all networks that see the same, with a mean square of 1.
+        same = [number for number, member in enumerate(trained.members) if member.n_inputs == one.n_inputs]
+        power = trained.weights[0][same, : one.n_inputs].square().mean((0, 2)).square()
+        relevance = tuple((power / power.square().mean().sqrt()).clamp_min(1e-3).tolist())
+        finalists.append(replace(one, relevance=relevance))
+    return finalists
 
 
 def greedy_selection(log_density: Tensor, weight: Tensor, n_members: int, error: Tensor) -> list[int]:

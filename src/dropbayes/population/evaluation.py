@@ -25,14 +25,9 @@ _ELEMENTS = {"cpu": 2**21, "cuda": 2**27}
 class Evaluation:
     r"""Predictions and scores of each member (axis 0) on its rows (axis 1), in the units of y.
 
-    Attributes:
-        mean: The predictive mean `[member, row, output]` (class probabilities for the categorical likelihood).
-        epistemic: The variance over draws of the conditional mean, the same shape.
-        variance: The predictive (total) variance: epistemic plus the mean of the noise.
-        log_density: $\log \tfrac1T \sum_t p(\mathbf y \mid \widehat{\mathbf y}_t)$ of each row, `[member, row]`.
-        y: The outcomes `[member, row, output]`.
-        weight: The weight of each row `[member, row]`; 0 for the padding of tasks with fewer rows.
-        task: The task of each member.
+    The predictive mean (class probabilities for the categorical likelihood), its variance over draws, and the total
+    variance, which has the mean of the noise besides, are `[member, row, output]`; `log_density` is
+    $\log \tfrac1T \sum_t p(\mathbf y \mid \widehat{\mathbf y}_t)$ of each row, `[member, row]`.
     """
 
     mean: Tensor
@@ -40,8 +35,8 @@ class Evaluation:
     variance: Tensor
     log_density: Tensor
     y: Tensor
-    weight: Tensor
-    task: Tensor
+    weight: Tensor  # 0 for the padding of tasks with fewer rows
+    task: Tensor  # of each member
 
     def _row_mean(self, values: Tensor) -> Tensor:
         return torch.where(self.weight > 0, values * self.weight, 0).sum(1) / self.weight.sum(1)
@@ -60,15 +55,9 @@ class Evaluation:
 def draws(population: Population, x: Any, *, n_draws: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Sampled means `[draw, member, row, output]` of every member and their noise variances, in the units of y.
 
-    Every row of every draw has its own mask. For draws that are functions, take a member's `network`.
-
-    Args:
-        population: The networks.
-        x: Inputs `[row, feature]` for all members, or a sequence of such, one per task.
-        n_draws: T.
-        seed: The seed of the draws.
-
-    For the categorical likelihood the means are class probabilities and the variances theirs.
+    For inputs `[row, feature]` of all members, or a sequence of such, one per task. Every row of every draw has its own
+    mask: for draws that are functions, take a member's `network`. For the categorical likelihood the means are class
+    probabilities and the variances theirs.
     """
     inputs, _ = _task_rows(population, x)
     return _draws(population, inputs, n_draws, seed)
@@ -79,12 +68,7 @@ def evaluate(population: Population, rows: Any, *, n_draws: int = 1000, seed: in
 
     The log-density of a row is $\log \tfrac1T \sum_t p(\mathbf y \mid \widehat{\mathbf y}_t)$ with the member's
     precision τ [GG16, eq:predictive_dist], its variance $\tau^{-1}$ plus the variance of the draws [GG16, prop:var].
-
-    Args:
-        population: The networks.
-        rows: `(x, y)` or `(x, y, weight)` for all members, or a sequence of these, one per task.
-        n_draws: T.
-        seed: The seed of the draws.
+    `rows` are `(x, y)` or `(x, y, weight)` for all members, or a sequence of these, one per task.
     """
     inputs, y, weight, task = _labelled_rows(population, rows)
     groups = []
@@ -135,17 +119,9 @@ def fit_precision(
 
     Given the draws, $\ell(\tau) = \sum_n w_n \log \tfrac1T \sum_t \mathcal N(\mathbf y_n; \widehat{\mathbf
     y}_t(\mathbf x_n), \operatorname{diag}(\tau)^{-1})$ is a function of one number per output. In training, τ only
-    sets the weight decay [GG16, eq:weightdecay_tau_relation], so the τ of prediction can be fitted to held-out
-    rows.
-
-    Args:
-        population: The networks, Gaussian or heteroscedastic (there, τ scales the precision the network gives).
-        rows: `(x, y)` or `(x, y, weight)` for all members, or a sequence of these, one per task; held out from
-            training.
-        n_draws: T.
-        seed: The seed of the draws.
-        groups: The group index of each member; members of a group share their τ (in standardised units), such as the
-            folds of one candidate.
+    sets the weight decay [GG16, eq:weightdecay_tau_relation], so the τ of prediction can be fitted to rows held out
+    from it, given as to `evaluate`. For heteroscedastic networks τ scales the precision that they give. Members of the
+    same index in `groups`, such as the folds of one candidate, share their τ (in standardised units).
     """
     return fit_and_score(population, rows, n_draws=n_draws, seed=seed, groups=groups)[0]
 

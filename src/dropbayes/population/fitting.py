@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dropbayes.population import randomness
-from dropbayes.population.heads import Head, head_of
+from dropbayes.population.heads import head_of
 from dropbayes.population.program import ADAM_BETAS, Program
 from dropbayes.population.records import ACTIVATIONS, Activation, Member, Population, Task, concatenate, select
 from dropbayes.population.standardisation import Table, stacked_table
@@ -30,7 +30,7 @@ def train(
     members: Sequence[Member],
     *,
     hidden: Sequence[int] = (50,),
-    likelihood: str | Head = "gaussian",
+    likelihood: str = "gaussian",
     activation: Activation = "relu",
     batch_size: int = 128,
     schedule: Literal["constant", "cosine"] = "constant",
@@ -114,13 +114,8 @@ def train_in_jobs(
 ) -> Population:
     """The population that `train` returns, with members divided among workers; a member's bits do not depend on them.
 
-    Args:
-        tasks: As for `train`.
-        members: As for `train`.
-        n_jobs: The number of workers, as in joblib: -1 for all cores, None for one unless a
-            `joblib.parallel_config` says otherwise.
-        start: As for `train`.
-        settings: The other settings of `train`.
+    `n_jobs` is their number, as in joblib: -1 for all cores, None for one unless a `joblib.parallel_config` says
+    otherwise. The other arguments are those of `train`.
     """
     import joblib
 

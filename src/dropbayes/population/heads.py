@@ -1,8 +1,4 @@
-r"""The heads of a population's networks: how outputs become a likelihood.
-
-A head reads the last layer of every member at once, `[..., row, output]`. No other module depends on the
-likelihood of the networks.
-"""
+r"""The heads of a population's networks: how outputs, of every member at once, become a likelihood."""
 
 from __future__ import annotations
 
@@ -41,10 +37,6 @@ class Head(ABC):
         return columns.shape[1]
 
     @abstractmethod
-    def row_losses(self, output: Tensor, y: Tensor) -> Tensor:
-        """The data term of each row."""
-
-    @abstractmethod
     def loss_gradient(self, output: Tensor, y: Tensor) -> Tensor:
         """The gradient of each row's data term with respect to its outputs."""
 
@@ -65,9 +57,6 @@ class GaussianHead(Head):
 
     name = "gaussian"
 
-    def row_losses(self, output: Tensor, y: Tensor) -> Tensor:
-        return 0.5 * (y - output).square().sum(-1)
-
     def loss_gradient(self, output: Tensor, y: Tensor) -> Tensor:
         return output - y
 
@@ -82,10 +71,6 @@ class HeteroscedasticHead(Head):
 
     def width(self, n_outputs: int) -> int:
         return 2 * n_outputs
-
-    def row_losses(self, output: Tensor, y: Tensor) -> Tensor:
-        mean, log_variance = output.chunk(2, dim=-1)
-        return 0.5 * ((y - mean).square() * torch.exp(-log_variance) + log_variance).sum(-1)
 
     def loss_gradient(self, output: Tensor, y: Tensor) -> Tensor:
         mean, log_variance = output.chunk(2, dim=-1)
@@ -118,9 +103,6 @@ class CategoricalHead(Head):
     def n_outputs(self, columns: Tensor) -> int:
         return int(columns.max()) + 1
 
-    def row_losses(self, output: Tensor, y: Tensor) -> Tensor:
-        return output.logsumexp(-1) - output.gather(-1, y)[..., 0]
-
     def loss_gradient(self, output: Tensor, y: Tensor) -> Tensor:
         probabilities = output.softmax(-1)
         return probabilities.scatter_add(-1, y, -torch.ones_like(probabilities[..., :1]))
@@ -136,10 +118,7 @@ class CategoricalHead(Head):
 HEADS: dict[str, Head] = {head.name: head for head in (GaussianHead(), HeteroscedasticHead(), CategoricalHead())}
 
 
-def head_of(likelihood: str | Head) -> Head:
-    """The head with the given name."""
-    if isinstance(likelihood, Head):
-        return likelihood
+def head_of(likelihood: str) -> Head:
     if likelihood not in HEADS:
         raise ValueError(f"`likelihood` must be one of {', '.join(map(repr, HEADS))}; got {likelihood!r}.")
     return HEADS[likelihood]

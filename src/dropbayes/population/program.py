@@ -40,7 +40,6 @@ class Stack:
     member_words: tuple[Tensor, ...]  # one for each unit before each weight layer, combined with the step's words
 
     def select(self, index: Tensor) -> Stack:
-        """The members with these indices."""
         return Stack(**tree_map_only(Tensor, lambda values: values[index], vars(self)))
 
 
@@ -242,7 +241,6 @@ class Program:
                 self.step()
 
     def _current_values(self, values: Tensor) -> Tensor:
-        """The values of the current step."""
         if values.is_cuda:  # during a graph's replay the host does not know the step
             return values.index_select(0, self.step_in_chunk)[0]
         return values[self._step]
@@ -326,8 +324,8 @@ class Program:
                 uniform = (words + (randomness.WORD_VALUES + 1) / 2) / randomness.WORD_VALUES
                 masks.append(torch.sigmoid((torch.logit(uniform) - logit[:, layer, None, None]) / CONCRETE_TEMPERATURE))
             output = forward(scaled, biases, x, masks, self.activation)
-            data_term = (self.head.row_losses(output, y) * share).sum()
-            (gradient,) = torch.autograd.grad(data_term + self._kl(weights, logit).sum(), vector)
+            delta = self.head.loss_gradient(output.detach(), y) * share[..., None]
+            (gradient,) = torch.autograd.grad([output, self._kl(weights, logit).sum()], vector, [delta, None])
         self.gradient.copy_(gradient)
 
     def _kl(self, weights: Sequence[Tensor], logit: Tensor) -> Tensor:

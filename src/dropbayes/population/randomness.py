@@ -44,15 +44,10 @@ def thresholds(drop_prob: Tensor, dither: Tensor | float) -> Tensor:
 
 def initial_weights(seed: int, widths: Sequence[int], dtype: torch.dtype) -> list[Tensor]:
     """Glorot-uniform weights `[in, out]`, one per layer, as in the reference implementation of [GG16]'s experiments."""
+    shapes = list(itertools.pairwise(widths))
     source = generator(Stream.INITIAL_WEIGHTS, seed)
-    return [
-        torch.rand(n_in, n_out, generator=source, dtype=torch.float64)
-        .mul_(2)
-        .sub_(1)
-        .mul_((6 / (n_in + n_out)) ** 0.5)
-        .to(dtype)
-        for n_in, n_out in itertools.pairwise(widths)
-    ]
+    uniforms = [torch.rand(shape, generator=source, dtype=torch.float64) for shape in shapes]
+    return [((2 * u - 1) * (6 / sum(shape)) ** 0.5).to(dtype) for u, shape in zip(uniforms, shapes, strict=True)]
 
 
 def member_words(seed: int, widths: Sequence[int]) -> list[Tensor]:
@@ -62,7 +57,6 @@ def member_words(seed: int, widths: Sequence[int]) -> list[Tensor]:
 
 
 def member_order(seed: int, n_rows: int) -> Tensor:
-    """The member's permutation of its rows."""
     return torch.randperm(n_rows, generator=generator(Stream.MEMBER_ORDER, seed))
 
 

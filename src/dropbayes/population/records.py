@@ -70,30 +70,21 @@ class Member:
 class Population:
     """Trained networks of one architecture, stacked; axis 0 of every tensor is the member.
 
-    Attributes:
-        members: The settings each was trained with.
-        weights: One `[member, in, out]` tensor per weight layer.
-        biases: One `[member, 1, out]` tensor per weight layer.
-        drop_prob: `[member, layer]`, learned or given.
-        precision: `[member, output]`: τ of each output in units of 1/y² (for a heteroscedastic head: the factor on its
-            own precision, over the squared scale of y). `fit_precision` sets it from held-out draws.
-        x_mean, x_scale, y_mean, y_scale: The standardisation, `[member, feature]` and `[member, output]`.
-        epochs: The number of epochs each member was trained for.
-        diverged: Members whose parameters overflowed. They hold their initial weights and score −∞.
-        head, activation: The likelihood of the outputs and the non-linearity.
+    `precision` is τ of each output in units of 1/y² (for a heteroscedastic head: the factor on its own precision, over
+    the squared scale of y), which `fit_precision` sets from held-out draws.
     """
 
     members: tuple[Member, ...]
-    weights: tuple[Tensor, ...]
-    biases: tuple[Tensor, ...]
-    drop_prob: Tensor
-    precision: Tensor
-    x_mean: Tensor
+    weights: tuple[Tensor, ...]  # one [member, in, out] per weight layer
+    biases: tuple[Tensor, ...]  # one [member, 1, out] per weight layer
+    drop_prob: Tensor  # [member, layer], learned or given
+    precision: Tensor  # [member, output]
+    x_mean: Tensor  # [member, feature], as the next
     x_scale: Tensor
-    y_mean: Tensor
+    y_mean: Tensor  # [member, output], as the next
     y_scale: Tensor
     epochs: Tensor
-    diverged: Tensor
+    diverged: Tensor  # whose parameters overflowed: they hold their initial weights and score −∞
     head: Head = HEADS["gaussian"]
     activation: Activation = "relu"
 
@@ -102,7 +93,6 @@ class Population:
 
     @property
     def device(self) -> torch.device:
-        """The device of the parameters."""
         return self.weights[0].device
 
 
