@@ -9,8 +9,7 @@ from torch import nn
 from dropbayes.layers import Prior
 from dropbayes.likelihoods import Categorical, Gaussian
 from dropbayes.training import Objective, Optimization, fit
-from dropbayes.training.optimization import borrowed
-from dropbayes.training.steps import ModelNoise
+from dropbayes.training.optimization import ModelNoise, borrowed
 
 
 def test_a_learned_precision_ends_at_the_inverse_of_the_mean_squared_error(tmp_path):

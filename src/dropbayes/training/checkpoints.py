@@ -27,15 +27,10 @@ _PLAIN = (bool, int, float, str, tuple, type(None))
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The file that a run is saved in and resumed from.
-
-    Args:
-        path: The file.
-        every: The number of epochs between two saves.
-    """
+    """The file that a run is saved in and resumed from."""
 
     path: str | os.PathLike[str]
-    every: int = 1
+    every: int = 1  # epochs between two saves
 
     def __post_init__(self) -> None:
         check_count("every", self.every)
@@ -45,22 +40,16 @@ class Checkpoint:
 class History:
     """The record of a training run, with one entry per epoch.
 
-    Attributes:
-        loss: The negative evidence lower bound per row, a mean over the epoch's batches.
-        log_likelihood: The held-out predictive log-likelihood (empty without held-out rows).
-        learning_rate: The learning rate of the epoch's last step.
-        precision: The model precision τ after the epoch, a list where every output has its own (empty unless it is
-            learned).
-        best_epoch: The epoch whose weights the network has, counted from 1.
-        stopped: "epochs", "patience" or "callback".
+    `loss` is the negative evidence lower bound per row, a mean over the epoch's batches, `log_likelihood` that of
+    held-out rows, `precision` the learned τ, a list where every output has its own; empty if there is none.
     """
 
     loss: list[float] = field(default_factory=list)
     log_likelihood: list[float] = field(default_factory=list)
-    learning_rate: list[float] = field(default_factory=list)
+    learning_rate: list[float] = field(default_factory=list)  # of the epoch's last step
     precision: list[float | list[float]] = field(default_factory=list)
-    best_epoch: int = 0
-    stopped: str = ""
+    best_epoch: int = 0  # whose weights the network has, counted from 1
+    stopped: str = ""  # by "epochs", "patience" or "callback"
 
 
 @dataclass(frozen=True)
@@ -145,7 +134,6 @@ def fingerprint_of(value: object) -> str:
 
 
 def _feed(digest: Any, value: object) -> None:
-    """Adds a value to the digest, part by part."""
     digest.update(f"<{type(value).__qualname__}".encode())
     parts: Iterable[object] = ()
     match value:

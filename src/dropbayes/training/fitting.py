@@ -23,14 +23,22 @@ from dropbayes.runtime.validation import check_count
 from dropbayes.training import checkpoints
 from dropbayes.training.checkpoints import Checkpoint, History, Run
 from dropbayes.training.objective import Objective, divergence_of
-from dropbayes.training.optimization import EarlyStopping, Optimization, borrowed, held_out_score
+from dropbayes.training.optimization import (
+    GRAPH_PARAMETERS,
+    EarlyStopping,
+    ModelNoise,
+    Optimization,
+    Step,
+    borrowed,
+    held_out_score,
+    run_epoch,
+)
 from dropbayes.training.rows import Rows, training_rows
-from dropbayes.training.steps import GRAPH_PARAMETERS, ModelNoise, Step, run_epoch
 
 
 @dataclass(frozen=True)
 class Progress:
-    """The argument of a callback after an epoch; a callback that returns True stops the training."""
+    """The argument of a callback after an epoch."""
 
     epoch: int
     net: nn.Module
@@ -116,8 +124,9 @@ def fit(
         _on_device(net, target),
         borrowed(optimization.optimizer_of(net), noise.log_precision) as (optimizer, base_rates),
     ):
-        _check_targets(net, rows, likelihood)
-        _check_targets(net, judged, likelihood)
+        for some in (rows, judged):
+            if some is not None:
+                _check_targets(net, some, likelihood)
         kept = _traced_keep_probs(net, rows)
         size = sum(parameter.numel() for parameter in net.parameters())
         precision = likelihood.precision if isinstance(likelihood, Gaussian) else 1.0
@@ -185,10 +194,8 @@ def _on_device(net: nn.Module, device: torch.device) -> Iterator[None]:
             module.training = training
 
 
-def _check_targets(net: nn.Module, rows: Rows | None, likelihood: Likelihood) -> None:
+def _check_targets(net: nn.Module, rows: Rows, likelihood: Likelihood) -> None:
     """Raises unless the network's output and the targets suit the likelihood, checked on one row."""
-    if rows is None:
-        return
     net.eval()
     batch = next(rows.pass_through())
     with torch.no_grad():
@@ -209,7 +216,6 @@ def _traced_keep_probs(net: nn.Module, rows: Rows) -> KeepProbs | None:
 def _with_epoch(
     run: Run, net: nn.Module, loss: float, score: float | None, rate: float, precision: list[Any], patience: int
 ) -> Run:
-    """The run with one more epoch."""
     before = run.history
     is_best = score is None or score > run.best_score
     waited = 0 if is_best else run.waited + 1

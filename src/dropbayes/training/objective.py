@@ -53,11 +53,8 @@ def kl_divergence(net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, floa
     K\log l'$ for biases [GG16, prop:KL_mixture_of_Gaussians, eq:L:GP-MC, eq:L:GP-MC-reg-lengthscale], and
     $-(\log\sigma + \tfrac12)$ per weight besides, which is infinite as $\sigma \to 0$ and left out.
 
-    Args:
-        net: Any network.
-        prior: The length-scales.
-        keep_probs: Keep probabilities by module or parameter name: `dropbayes.layers.keep_probs(net, x)` finds
-            them by tracing an input; by default they are read off the structure.
+    `keep_probs` are by module or parameter name: `dropbayes.layers.keep_probs(net, x)` finds them by tracing an input;
+    by default they are read off the structure.
     """
     return divergence_of(net, prior=prior, keep_probs=keep_probs)()
 
@@ -142,8 +139,7 @@ def negative_elbo(
         likelihood: $p(\mathbf y \mid \widehat{\mathbf y})$.
         prior: The length-scales.
         n_data: $N$, the number of rows in the whole training set (not the mini-batch).
-        keep_probs: Keep probabilities by module or parameter name, as `dropbayes.layers.keep_probs(net, x)`
-            finds them; by default they are read off the network's structure.
+        keep_probs: As for `kl_divergence`.
         alpha: The $\alpha$ of an $\alpha$-divergence in [0, 1] (Li and Gal 2017): the misfit of a row is
             $-\tfrac1\alpha \log \tfrac1T \sum_t p(\mathbf y \mid \widehat{\mathbf y}_t)^\alpha$ over the draws of
             `output`, which must have a draw axis. 0 is the evidence lower bound; 1 fits the predictive density, and

@@ -29,7 +29,6 @@ class Batch:
     weight: Tensor | None = None  # with mean 1 over all rows; None if all weigh the same
 
     def output(self, net: nn.Module) -> Tensor:
-        """The network's output for these rows."""
         return output_tensor(self.inputs.call(net, self.inputs.leaves))
 
     @property
@@ -39,7 +38,6 @@ class Batch:
         return kwargs or (args[0] if len(args) == 1 and isinstance(args[0], Tensor) else args)
 
     def first(self, n_rows: int) -> Batch:
-        """The batch of its first rows."""
         return Batch(self.inputs.block(0, min(n_rows, len(self.y))), self.y[:n_rows])
 
     @property
@@ -48,7 +46,6 @@ class Batch:
         return [*self.inputs.tensors, self.y, *([] if self.weight is None else [self.weight])]
 
     def clone(self) -> Batch:
-        """A copy in new memory."""
         weight = None if self.weight is None else self.weight.clone()
         return Batch(self.inputs.with_tensors(Tensor.clone), self.y.clone(), weight)
 
@@ -75,7 +72,6 @@ class TensorRows:
             yield Batch(rows.to(self.device), self.y[index].to(self.device), weight)
 
     def pass_through(self) -> Iterator[Batch]:
-        """All rows once."""
         yield Batch(self.inputs.to(self.device), self.y.to(self.device), self.weight)
 
 
@@ -98,12 +94,13 @@ class LoadedRows:
         """All rows once, in an order that follows torch's random state."""
         with _reseed(self.loader):
             for pair in self.loader:
-                if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                parts = pair if isinstance(pair, (tuple, list)) else ()
+                if len(parts) != 2:
                     raise TypeError(
                         f"`{self.name}` must be a DataLoader of pairs (input, target); got {type(pair).__name__}"
-                        f"{f' of {len(pair)}' if isinstance(pair, (tuple, list)) else ''}."
+                        f"{f' of {len(parts)}' if parts else ''}."
                     )
-                inputs, targets = _validate(pair[0], pair[1], self.name, self.dtype)
+                inputs, targets = _validate(*parts, self.name, self.dtype)
                 yield Batch(inputs.to(self.device), targets.to(self.device))
 
     epoch = pass_through
@@ -159,8 +156,8 @@ def training_rows(
 
 def _validate(x: Any, y: Any, name: str, dtype: torch.dtype) -> tuple[Inputs, Tensor]:
     inputs, targets = as_inputs(_as_tensors(x, name, dtype)), _as_tensors(y, "y", dtype)
-    if not isinstance(targets, Tensor) or targets.dim() == 0 or len(targets) != inputs.n_rows:
-        shape = tuple(targets.shape) if isinstance(targets, Tensor) else type(targets).__name__
+    shape = tuple(targets.shape) if isinstance(targets, Tensor) else type(targets).__name__
+    if shape[:1] != (inputs.n_rows,):
         raise ValueError(f"`y` must have one entry per row of `{name}`; got shape {shape} for {inputs.n_rows} rows.")
     if targets.is_floating_point():
         finite_tensor("y", targets)
