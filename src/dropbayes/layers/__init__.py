@@ -11,8 +11,7 @@ their draws.
 from dropbayes.layers.bernoulli import Bernoulli, Concrete, kl_from_density
 from dropbayes.layers.conversion import add_dropout
 from dropbayes.layers.decay import Decay, decays, kl_coefficients, kl_constant, parameter_groups
-from dropbayes.layers.family import Family
-from dropbayes.layers.gaussians import DiagonalGaussian, Mixture, multiplicative_gaussian
+from dropbayes.layers.family import DiagonalGaussian, Family, Mixture, multiplicative_gaussian
 from dropbayes.layers.noise import BernoulliNoise, ConcreteNoise, GaussianNoise, MixtureNoise, Noise
 from dropbayes.layers.precision import Prior, model_precision, optimizer_weight_decay, weight_decay
 from dropbayes.layers.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
@@ -22,12 +21,13 @@ from dropbayes.layers.structure import (
     input_layers,
     is_bias,
     is_weight_layer,
+    keep_probs,
     keep_probs_by_order,
     kl_is_weight_decay,
     matrices,
+    trace,
     weight_layers,
 )
-from dropbayes.layers.tracing import keep_probs, trace
 from dropbayes.layers.weights import Conv1d, Conv2d, Conv3d, Embedding, Linear, WeightLayer, mask_shape, word_mask
 
 __all__ = [

@@ -3,15 +3,23 @@ r"""Dropout as a distribution over weights: with a fixed drop probability, and w
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from dropbayes.layers.family import LOG_2_PI, Family, binary_entropy, log, normal_like, uniform_like
-from dropbayes.layers.gaussians import DiagonalGaussian
+from dropbayes.layers.family import (
+    LOG_2_PI,
+    DiagonalGaussian,
+    Family,
+    binary_entropy,
+    is_zero,
+    log,
+    normal_like,
+    uniform_like,
+)
 from dropbayes.runtime.validation import check_keep_prob, check_positive
 
 
@@ -47,7 +55,7 @@ class Bernoulli(Family):
     @property
     def is_dropout(self) -> bool:
         r"""Whether $\sigma = 0$: two point masses per unit."""
-        return not isinstance(self.std, Tensor) and self.std == 0
+        return is_zero(self.std)
 
     @property
     def mean(self) -> Tensor:
@@ -127,7 +135,7 @@ class Bernoulli(Family):
         return (torch.logaddexp(kept, dropped) + constant).sum(-1)
 
     def at(self, units: Tensor) -> Bernoulli:
-        return Bernoulli(self.kept[units], self.keep_prob, self.std)
+        return replace(self, kept=self.kept[units])
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,7 +198,7 @@ class Concrete(Family):
         return 0.5 * self.keep_prob * length_scale**2 * self.kept.square().sum() - len(self.kept) * entropy + constant
 
     def at(self, units: Tensor) -> Concrete:
-        return Concrete(self.kept[units], self.drop_logit, self.temperature)
+        return replace(self, kept=self.kept[units])
 
 
 def kl_from_density(q: Family, prior: Distribution) -> Tensor:

@@ -19,8 +19,15 @@ from torch.utils._pytree import PyTree
 
 from dropbayes.layers import hooks, recurrent
 from dropbayes.layers.noise import check_drop_prob
-from dropbayes.layers.structure import DroppedLayer, hook_keep_prob, is_bias, matrices, weight_layers
-from dropbayes.layers.tracing import keep_probs
+from dropbayes.layers.structure import (
+    hook_keep_prob,
+    is_bias,
+    is_dropout,
+    keep_probs,
+    matrices,
+    states_keep_probs,
+    weight_layers,
+)
 
 # The layers that get masks of their own for a whole sequence, and the namesakes they become.
 _RECURRENT: dict[type[nn.Module], type[nn.Module]] = {
@@ -39,7 +46,6 @@ class DroppedAttention(nn.MultiheadAttention):
         return 1.0 - self.drop_prob
 
     def parameter_keep_probs(self) -> dict[str, float]:
-        """The keep probability of every parameter: biases are not dropped."""
         return {name: 1.0 if is_bias(name) else self.keep_prob for name, _ in self.named_parameters()}
 
     def forward(
@@ -121,12 +127,12 @@ def _already_dropped(net: nn.Module, x: PyTree, layers: list[tuple[str, nn.Modul
     followers, unplaced = set[nn.Module](), list[str]()
     for path, parent in net.named_modules():
         in_order, dropped = isinstance(parent, nn.Sequential), False
-        for name, module in parent._modules.items():
-            if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+        for name, module in parent.named_children():
+            if is_dropout(module):
                 dropped = True
                 if not in_order and not path.endswith(".lora_dropout"):  # which is before its adapter
                     unplaced.append(f"{path}.{name}".lstrip("."))
-            elif module is not None and not layers_of_net.isdisjoint(module.modules()):
+            elif not layers_of_net.isdisjoint(module.modules()):
                 followers |= {module} if dropped and in_order else set()
                 dropped = False
     _warn(
@@ -159,15 +165,14 @@ def add_dropout(
     With `units="element"` every element has its own mask, at every pixel and token, as in `nn.Dropout`. These are not
     draws of a distribution over weights, and their effect on an average over positions is smaller.
 
-    The original is not changed. The copy has the same state dict keys and can be copied and pickled. Layers that have
-    dropout already keep theirs (a layer of `dropbayes.layers`; an `nn.Dropout` before them in an `nn.Sequential`, and
-    anywhere if `x` is given); `nn.LSTM(dropout=)` becomes one mask per sequence of `drop_prob`. A second call replaces
-    the probability of the first. Weight-normalised and otherwise parametrised layers are included. The experts of a
-    mixture in one tensor are dropped by the columns of their matrices, with one mask for all rows; a low-rank adapter
-    of PEFT is given its `lora_dropout`, with one mask for all positions of a row, and experts' adapters, for which PEFT
-    has none, are dropped by columns. A warning names the layers left unchanged, those with a single input unit, which
-    some draws drop altogether, and, with `x`, those that the forward pass does not call. A linear layer that is called
-    several times in one forward pass (an explicit loop) draws a mask at every call.
+    The copy has the same state dict keys and can be copied and pickled. Layers that have dropout already keep theirs (a
+    layer of `dropbayes.layers`; an `nn.Dropout` before them in an `nn.Sequential`, and anywhere if `x` is given);
+    `nn.LSTM(dropout=)` becomes one mask per sequence of `drop_prob`. A second call replaces the probability of the
+    first. Parametrised layers are included. The experts of a mixture in one tensor are dropped by the columns of their
+    matrices, with one mask for all rows; a low-rank adapter of PEFT is given its `lora_dropout`, with one mask for all
+    positions of a row, and experts' adapters, for which PEFT has none, are dropped by columns. A warning names the
+    layers left unchanged, those with a single input unit, which some draws drop altogether, and, with `x`, those that
+    the forward pass does not call. A linear layer called in a loop draws a mask at every call.
 
     Args:
         net: Any network.
@@ -223,11 +228,8 @@ def add_dropout(
     for module in result.modules():
         if isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = False  # nested tensors only exist on the fused path, which skips submodules
-    # Recurrent layers and cells keep their masks for the whole forward pass of the network.
-    has_recurrence = any(_has_added_masks(module) for module in result.modules() if module is not result)
-    if has_recurrence and recurrent.begin_forward_pass not in result._forward_pre_hooks.values():
-        result.register_forward_pre_hook(recurrent.begin_forward_pass)
-        result.register_forward_hook(recurrent.end_forward_pass, always_call=True)
+    if any(_has_added_masks(module) for module in result.modules() if module is not result):
+        recurrent.share_masks(result)
     return result
 
 
@@ -241,7 +243,7 @@ def _warn_of_layers(layers: list[tuple[str, nn.Module]], drop_prob: float, row_a
             "take sequences time first. If the inputs of the other weight layers are [time, row, ...] too, pass "
             "`row_axis=1`: a row's mask is then the same at all time steps. Pass `row_axis=0` if they are [row, ...].",
         )
-    undropped = [name for name, layer in layers if not isinstance(layer, DroppedLayer) and not _made_here(layer)]
+    undropped = [name for name, layer in layers if not states_keep_probs(layer) and not _made_here(layer)]
     _warn(
         [name for name in undropped if ".lora_A." not in name],
         "are left as they are: an nn.EmbeddingBag looks up and sums in one operation, and a module that multiplies by "
@@ -275,7 +277,7 @@ def _attach(layer: Any, drop_prob: float, units: hooks.Units, row_axis: int) -> 
         layer.__class__ = _RECURRENT.get(type(layer), type(layer))
         layer.dropout, layer.has_added_masks = 0.0, True
         layer.set_drop_probs(drop_prob)
-    elif not isinstance(layer, (DroppedLayer, nn.EmbeddingBag)):
+    elif not states_keep_probs(layer) and not isinstance(layer, nn.EmbeddingBag):
         _detach(layer)
         if isinstance(layer, nn.Embedding):
             layer.register_forward_hook(hooks.WordDropout(drop_prob, row_axis=row_axis), with_kwargs=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from dropbayes.layers import structure
-from dropbayes.layers.family import binary_entropy, log
+from dropbayes.layers.family import binary_entropy, is_zero, log
 from dropbayes.layers.precision import Prior
 from dropbayes.runtime.validation import check_keep_prob, check_n_data, check_number, check_positive
 from dropbayes.tracing.views import check_modules
@@ -61,10 +61,9 @@ class Decay:
     @property
     def constant(self) -> Any:
         r"""$-QK \log l - Q\,\mathcal H(p)$: the rest of the KL except $-QK(\log\sigma + \tfrac12)$."""
-        scale = self.length_scale
-        if not isinstance(scale, Tensor) and scale == 0:
+        scale, value = self.length_scale, self.value
+        if is_zero(scale):
             return 0.0
-        value = self.value  # which may have to be computed
         n_masks = structure.n_units(self.module, self.parameter, value)
         return -value.numel() * log(scale) - n_masks * binary_entropy(self.keep_prob)
 
@@ -74,13 +73,12 @@ def decays(net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, float] | No
     check_modules(net)
     given = dict(keep_probs or {})
     layers = dict(structure.weight_layers(net))
-    _check_names(net, layers, prior, given)
+    if given or prior.per_layer:
+        _check_names(net, layers, prior, given)
     inputs = structure.input_layers(net, prior, keep_probs)
     traced = given.keys() - layers.keys()  # parameter names: layers that the traced input did not reach are not guessed
-    covered = traced or all(
-        layer in given or isinstance(module, structure.DroppedLayer) for layer, module in layers.items()
-    )
-    ordered = {} if covered else structure.keep_probs_by_order(net)
+    stated = {layer for layer, module in layers.items() if structure.states_keep_probs(module)}
+    ordered = {} if traced or layers.keys() <= given.keys() | stated else structure.keep_probs_by_order(net)
     found: dict[int, Decay] = {}
     for layer, module in layers.items():
         for parameter in structure.layer_parameters(module):
@@ -102,16 +100,13 @@ def decays(net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, float] | No
 
 
 def _check_names(net: nn.Module, layers: Mapping[str, nn.Module], prior: Prior, given: Mapping[str, float]) -> None:
-    if not given and not prior.per_layer:
-        return
-    computed = (
-        f"{layer}.{name}".lstrip(".") for layer, module in layers.items() for name in structure.layer_parameters(module)
-    )
-    parameters = {name for name, _ in net.named_parameters(remove_duplicate=False)}.union(computed)
+    parameters = {name for name, _ in net.named_parameters(remove_duplicate=False)}
+    for layer, module in layers.items():
+        parameters.update(structure.qualified_names(layer, module))
     unknown = sorted(given.keys() - layers.keys() - parameters)
     if unknown:
         raise ValueError(f"`keep_probs` must name weight layers of `net`; got {unknown}. They are {sorted(layers)}.")
-    stated = sorted(name for name in given.keys() & layers.keys() if isinstance(layers[name], structure.DroppedLayer))
+    stated = sorted(name for name in given.keys() & layers.keys() if structure.states_keep_probs(layers[name]))
     if stated:
         raise ValueError(
             f"`keep_probs` must not name layers that state their own dropout; got {stated}. Change the layers."

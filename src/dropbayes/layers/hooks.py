@@ -5,15 +5,16 @@ Evaluation mode, the modules of the network and its state dict are unchanged.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
+from dropbayes.layers.noise import dropout_mask
 from dropbayes.layers.weights import mask_shape, word_mask
 from dropbayes.tracing.operations import Arguments, NamedArguments
 
@@ -24,8 +25,7 @@ def drop_units(x: Tensor, drop_prob: float, training: bool, row_axis: int, unit_
     """`x` with whole units dropped: one mask per row, the same at all its positions."""
     if x.dim() <= 2 and unit_axis in (-1, x.dim() - 1):
         return F.dropout(x, drop_prob, training)
-    ones = torch.ones(mask_shape(x, row_axis, unit_axis), dtype=x.dtype, device=x.device)
-    return x * F.dropout(ones, drop_prob, training)
+    return x * dropout_mask(*mask_shape(x, row_axis, unit_axis), drop_prob=drop_prob, like=x, training=training)
 
 
 @dataclass(eq=False)
@@ -67,11 +67,7 @@ class WordDropout(AttachedDropout):
 
     def __call__(self, layer: nn.Embedding, args: Arguments, kwargs: NamedArguments, output: Tensor) -> Tensor:
         indices = args[0] if args else kwargs["input"]
-
-        def mask(*shape: int) -> Tensor:
-            ones = torch.ones(shape, dtype=output.dtype, device=output.device)
-            return F.dropout(ones, self.drop_prob, layer.training)
-
+        mask = functools.partial(dropout_mask, drop_prob=self.drop_prob, like=output, training=layer.training)
         row_axis = self.row_axis if indices.dim() > 1 else 0
         return output * word_mask(indices, layer.num_embeddings, mask, row_axis)
 
@@ -93,28 +89,22 @@ class WeightDropout(AttachedDropout):
     matrices: Matrices
 
     def begin(self, module: nn.Module, args: Any) -> None:
-        """The forward pre-hook."""
         for owner, name, shape in list(self.matrices(module)):
             weight = owner._parameters[name]
             assert weight is not None
-            ones = torch.ones(shape, dtype=weight.dtype, device=weight.device)
-            mask = F.dropout(ones, self.drop_prob, module.training)
+            mask = dropout_mask(*shape, drop_prob=self.drop_prob, like=weight, training=module.training)
             if mask.dim() == weight.dim() == 2:  # [expert, unit], for rows [expert · rank, unit]
                 mask = mask.repeat_interleave(weight.shape[0] // mask.shape[0], dim=0)
             owner.__dict__.setdefault(_ORIGINALS, {})[name] = weight
             owner._parameters[name] = weight * mask  # type: ignore[assignment]
 
     def end(self, module: nn.Module, args: Any, output: PyTree) -> None:
-        """The forward hook, called after an error too."""
         for owner, _, _ in list(self.matrices(module)):
             owner._parameters.update(owner.__dict__.pop(_ORIGINALS, {}))
 
 
 def stacked_matrices(module: nn.Module) -> Iterator[tuple[nn.Module, str, tuple[int, ...]]]:
-    """The matrices of a transformers module that stacks those of all its experts in one tensor.
-
-    Such a module says whether they are `[expert, output, input]` or, with `is_transposed`, `[expert, input, output]`.
-    """
+    """The matrices of a transformers module that stacks those of all its experts in one tensor, either way round."""
     transposed = module.__dict__.get("is_transposed")
     for name, weight in module._parameters.items():
         if transposed is not None and weight is not None and weight.dim() == 3:

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dropbayes.layers.bernoulli import Bernoulli, Concrete
-from dropbayes.layers.family import Family
-from dropbayes.layers.gaussians import DiagonalGaussian, Mixture, multiplicative_gaussian
+from dropbayes.layers.family import DiagonalGaussian, Family, Mixture, multiplicative_gaussian
 from dropbayes.runtime.validation import check_count, check_positive
 from dropbayes.tracing import draw_or_mean
 
@@ -34,10 +33,7 @@ class Noise(nn.Module, ABC):
         r"""$q(\mathbf W)$ around the stored `weight`, `[unit, column]`."""
 
     def bias_posterior(self, bias: Tensor) -> Family | None:
-        r"""$q(\mathbf b) = \mathcal N(\mathbf m, \sigma^2 \mathbf I)$ around the stored `bias`, `[output, 1]`.
-
-        [GG16, eq:variaitonal_dist_3]. None for a point, $\sigma = 0$, as in dropout, whose weights are points too.
-        """
+        r"""$q(\mathbf b)$ around the stored `bias`, `[output, 1]` [GG16, eq:variaitonal_dist_3]; None for a point."""
         return None
 
     def mean(self, weight: Tensor) -> Tensor:
@@ -59,13 +55,17 @@ class _Spread(Noise):
 
     @property
     def std(self) -> float | Tensor:
-        r"""The current $\sigma$."""
         return self.fixed_std if self.log_std is None else self.log_std.exp()
 
 
 def check_drop_prob(value: float, name: str = "drop_prob") -> None:
     if not 0 <= value < 1:
         raise ValueError(f"`{name}` must lie in [0, 1); got {value!r}. It is the probability of dropping, not keeping.")
+
+
+def dropout_mask(*shape: int, drop_prob: float, like: Tensor, training: bool) -> Tensor:
+    """The factors of units under dropout, 0 or 1/p; 1 in evaluation mode."""
+    return F.dropout(torch.ones(shape, dtype=like.dtype, device=like.device), drop_prob, training)
 
 
 class BernoulliNoise(_Spread):
@@ -100,7 +100,7 @@ class BernoulliNoise(_Spread):
         return None if self.on_units else DiagonalGaussian(bias, torch.as_tensor(self.std).to(bias))
 
     def mask(self, *shape: int, like: Tensor, training: bool) -> Tensor:
-        return F.dropout(torch.ones(shape, dtype=like.dtype, device=like.device), self.drop_prob, training)
+        return dropout_mask(*shape, drop_prob=self.drop_prob, like=like, training=training)
 
     def extra_repr(self) -> str:
         return f"drop_prob={self.drop_prob}, std={float(self.std):.3g}, drop_bias={self.drop_bias}"
@@ -172,10 +172,9 @@ class GaussianNoise(_Spread):
 class MixtureNoise(Noise):
     r"""A mixture of $L$ Gaussians per unit, all learned: probabilities, means, deviations and low-rank factors.
 
-    The stored weight is the mean of the first component; the others start at small random values; dropout's second
-    one is 0. Draws are relaxed in training (see `Mixture`), which gives the probabilities their
-    gradient, and draws of the mixture itself in prediction. A bias is Gaussian, with one learned $\sigma$ for the layer
-    [GG16, eq:variaitonal_dist_3].
+    The stored weight is the mean of the first component; the others, of which dropout's is 0, start at small random
+    values. Draws are relaxed in training (see `Mixture`) and draws of the mixture itself in prediction. A bias is
+    Gaussian, with one learned $\sigma$ for the layer [GG16, eq:variaitonal_dist_3].
 
     Args:
         n_components: $L \ge 2$.

@@ -43,14 +43,9 @@ def model_precision(*, weight_decay: Any, keep_prob: float, length_scale: Any, n
 def weight_decay(*, precision: Any, keep_prob: float, length_scale: Any, n_data: int) -> Any:
     r"""The weight decay $\lambda = l^2 p / (2 N \tau)$ of the loss $E + \sum \lambda \|\mathbf M\|^2$.
 
-    [GG16, eq:weightdecay_tau_relation]. The inverse of `model_precision`.
-
-    Args:
-        precision: $\tau > 0$, in units of 1/y². For classification, and for any loss that is the mean negative
-            log-likelihood itself, take 1.
-        keep_prob: $p$, the probability that a unit before this layer is kept (1 for a bias that is not dropped).
-        length_scale: $l$ (for a layer after the first one the paper has $l^2 = K$; for biases $l'$).
-        n_data: $N$, the number of training rows.
+    [GG16, eq:weightdecay_tau_relation]. The inverse of `model_precision`, which has the other arguments; for biases
+    that are not dropped $p$ is 1, and $l$ is $l'$. `precision` is $\tau > 0$, in units of 1/y²: 1 for classification,
+    and for any loss that is the mean negative log-likelihood itself.
 
     Example:
         >>> weight_decay(precision=1800.0, keep_prob=0.9, length_scale=2.0, n_data=1000)
@@ -125,10 +120,11 @@ class Prior:
                 f"`bias_distribution` must be a density on the whole line, where biases may go; got "
                 f"{self.bias_distribution!r}. Take one such as Normal, Laplace or StudentT."
             )
-        if isinstance(self.hidden_length_scale, str) and self.hidden_length_scale != "fan_in":
-            raise ValueError(f'`hidden_length_scale` must be a number or "fan_in"; got {self.hidden_length_scale!r}.')
-        if not (self.hidden_length_scale is None or isinstance(self.hidden_length_scale, str)):
-            check_positive("hidden_length_scale", self.hidden_length_scale)
+        hidden = self.hidden_length_scale
+        if isinstance(hidden, str) and hidden != "fan_in":
+            raise ValueError(f'`hidden_length_scale` must be a number or "fan_in"; got {hidden!r}.')
+        if hidden not in (None, "fan_in"):
+            check_positive("hidden_length_scale", hidden)
         for name, value in self.per_layer.items():
             check_positive(f"per_layer[{name!r}]", value, allow_zero=True)
         if self.applies_to not in ("active", "stored"):
@@ -141,7 +137,7 @@ class Prior:
         own = [name for name in (f"{layer}.{parameter}".lstrip("."), layer) if name in self.per_layer]
         scale: Any = self.per_layer[own[0]] if own else self.length_scale
         if not own and not first and self.hidden_length_scale is not None:
-            scale = math.sqrt(fan_in) if isinstance(self.hidden_length_scale, str) else self.hidden_length_scale
+            scale = math.sqrt(fan_in) if self.hidden_length_scale == "fan_in" else self.hidden_length_scale
         return scale if self.applies_to == "active" else scale * keep_prob
 
     def of_bias(self, layer: str = "", *, parameter: str = "", keep_prob: float = 1.0) -> Any:

@@ -27,16 +27,21 @@ _pass: contextvars.ContextVar[tuple[int, dict[Any, Tensor]] | None] = contextvar
 """The nesting depth of hooked networks in the current forward pass, and the masks drawn in it."""
 
 
-def begin_forward_pass(net: nn.Module, args: Any) -> None:
-    """A forward pre-hook of a whole network: the recurrent layers in it draw their masks once until its end."""
+def _begin_forward_pass(net: nn.Module, args: Any) -> None:
     depth, masks = _pass.get() or (0, {})
     _pass.set((depth + 1, masks))
 
 
-def end_forward_pass(net: nn.Module, args: Any, output: PyTree) -> None:
-    """The forward hook that discards those masks, also after an error."""
+def _end_forward_pass(net: nn.Module, args: Any, output: PyTree) -> None:
     depth, masks = _pass.get() or (1, {})
     _pass.set((depth - 1, masks) if depth > 1 else None)
+
+
+def share_masks(net: nn.Module) -> None:
+    """Makes the recurrent layers and cells of a network draw their masks once for each of its forward passes."""
+    if _begin_forward_pass not in net._forward_pre_hooks.values():
+        net.register_forward_pre_hook(_begin_forward_pass)
+        net.register_forward_hook(_end_forward_pass, always_call=True)  # also after an error
 
 
 def _mask(layer: nn.Module, key: str, ones: Tensor, drop_prob: float) -> Tensor:
@@ -112,7 +117,6 @@ class _Dropped(nn.Module, ABC):
         return 1.0 - self.drop_prob
 
     def parameter_keep_probs(self) -> dict[str, float]:
-        """The keep probability of every parameter: of inputs, of the recurrent state, and 1 for biases."""
         keep = {True: 1.0 - self.recurrent_drop_prob, False: 1.0 - self.drop_prob}
         names = [name for name, _ in self.named_parameters()]
         return {name: 1.0 if is_bias(name) else keep[name.startswith(("weight_hh", "weight_hr"))] for name in names}
@@ -226,11 +230,7 @@ class RNN(_RNNStep, _Recurrence, nn.RNN):
 
 
 class _Cell(_Dropped, nn.RNNCellBase):
-    """The common base of the cells, which compute one step.
-
-    Within a network that `add_dropout` made, all steps of a forward pass share one mask; elsewhere every call draws a
-    new one.
-    """
+    """The common base of the cells, which compute one step; every call draws new masks, except under `share_masks`."""
 
     def forward(self, input: Tensor, hx: Any = None) -> Any:
         if not _is_random(self, input):

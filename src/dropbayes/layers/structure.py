@@ -1,17 +1,29 @@
-r"""The weight layers of a network, their fan-in and their dropout, from its structure without an input."""
+r"""The weight layers of a network, their fan-in and their dropout: from its structure, or by tracing an input.
+
+The pass is that of `dropbayes.tracing`, in which dropout is not applied but recorded with its output. The record
+follows the tensor through operations that preserve a mask: reshapes, elementwise products, non-linearities with
+σ(0) = 0 [GG16, section "Insights"]. A product with a parameter ends the record, which gives the keep probability of its
+input. (The factor 1/p passes only a positively homogeneous σ: after another one a kept unit's weight is θ, not θ/p.)
+"""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
+from torch.utils import _pytree as pytree
+from torch.utils.weak import WeakIdKeyDictionary
 
 from dropbayes.layers.precision import Prior
+from dropbayes.tracing import Interception, Recorder, SiteNames
+from dropbayes.tracing.operations import LOOKUPS
+from dropbayes.tracing.views import check_modules
 
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
 _CONVOLUTION = nn.modules.conv._ConvNd
@@ -26,9 +38,13 @@ class DroppedLayer(Protocol):
         """The keep probability of every parameter whose prior is a weight decay, by its name in the layer."""
 
 
-def _states_keep_probs(module: nn.Module) -> bool:
-    # Looked up on the class: on a module, nn.Module.__getattr__ makes a failed lookup slow.
+def states_keep_probs(module: nn.Module) -> bool:
+    """Whether the layer is a `DroppedLayer`, read off its class: a failed lookup on a module is slow."""
     return issubclass(type(module), DroppedLayer)
+
+
+def _covers_submodules(module: nn.Module) -> bool:
+    return states_keep_probs(module) or isinstance(module, nn.MultiheadAttention)
 
 
 def kl_is_weight_decay(module: Any) -> bool:
@@ -52,11 +68,15 @@ def matrices(module: nn.Module) -> dict[str, nn.Parameter]:
 
 def is_weight_layer(module: nn.Module) -> bool:
     """Whether `module` multiplies its input by a weight matrix of its own, of any name and parametrisation."""
-    if _states_keep_probs(module) or isinstance(module, _PRODUCTS):
+    if states_keep_probs(module) or isinstance(module, _PRODUCTS):
         return True
     if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):  # whose weights, of any shape, multiply element by element
         return False
     return isinstance(module._parameters.get("weight"), nn.UninitializedParameter) or bool(matrices(module))
+
+
+def is_dropout(module: Any) -> bool:
+    return isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
 
 
 def is_bias(parameter: str) -> bool:
@@ -71,33 +91,31 @@ def weight_layers(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         if parametrize.is_parametrized(module):
             covered.update(module.parametrizations.modules())
         if module not in covered and is_weight_layer(module):
-            # A torch module, or one that states its keep probabilities, covers its submodules; any other may contain
-            # further weight layers.
-            if _states_keep_probs(module) or isinstance(module, nn.MultiheadAttention):
+            if _covers_submodules(module):  # any other may contain further weight layers
                 covered.update(module.modules())
             yield name, module
 
 
 def layer_parameters(module: nn.Module) -> Iterator[str]:
-    """The names of one weight layer's weights and biases, without those of weight layers inside it.
-
-    A weight that is computed from other parameters (`weight_norm`) keeps its own name: the prior is on the weight.
-    """
+    """The names of one weight layer's weights and biases, with computed ones (`weight_norm`), without those inside."""
     # Nearly all layers: nothing inside, nothing computed.
     if next(module.children(), None) is None and not module._forward_pre_hooks:
         yield from (name for name, parameter in module._parameters.items() if parameter is not None)
         return
     inside = {layer for name, layer in weight_layers(module) if name}
-    covers_submodules = _states_keep_probs(module) or isinstance(module, nn.MultiheadAttention)
     for name, _ in module.named_parameters():
         owner, _, parameter = name.rpartition(".")
         if "parametrizations" in owner.split("."):
             continue
         submodule = module.get_submodule(owner)
         sources = {f"{weight}_{suffix}" for weight in _weight_hooks(submodule) for suffix in ("g", "v", "orig", "u")}
-        if covers_submodules or (submodule not in inside and parameter not in sources):
+        if _covers_submodules(module) or (submodule not in inside and parameter not in sources):
             yield name
     yield from (*getattr(module, "parametrizations", {}), *_weight_hooks(module))
+
+
+def qualified_names(layer: str, module: nn.Module) -> list[str]:
+    return [f"{layer}.{parameter}".lstrip(".") for parameter in layer_parameters(module)]
 
 
 def _weight_hooks(module: nn.Module) -> dict[str, Any]:
@@ -121,7 +139,7 @@ def hook_keep_prob(module: nn.Module) -> float | None:
     """The keep probability that a hook of the module (`add_dropout`) states for its input."""
     hooks: tuple[Any, ...] = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
     owners = (getattr(hook, "__self__", hook) for hook in hooks)
-    return next((owner.keep_prob for owner in owners if hasattr(type(owner), "keep_prob")), None)
+    return next((owner.keep_prob for owner in owners if hasattr(owner, "keep_prob")), None)
 
 
 def keep_probs_by_order(net: nn.Module) -> dict[str, float]:
@@ -143,7 +161,7 @@ def keep_probs_by_order(net: nn.Module) -> dict[str, float]:
         if name in layers:
             by_layer[name] = pending * stated_keep_prob(module)
             pending = 1.0
-        elif isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+        elif is_dropout(module):
             pending *= 1.0 - module.p
             if not isinstance(net.get_submodule(name.rpartition(".")[0]), nn.Sequential):
                 guessed.append(name)
@@ -192,7 +210,7 @@ def stated_keep_prob(module: Any) -> float:
 
 def parameter_keep_prob(module: Any, parameter: str, keep_prob: float) -> float | None:
     """That of one parameter of a layer whose input is kept with `keep_prob`; None if its prior is no weight decay."""
-    if _states_keep_probs(module):
+    if states_keep_probs(module):
         stated = module.parameter_keep_probs().get(parameter)
         if stated is None or is_bias(parameter) or not reads_input(module, parameter):
             return stated
@@ -240,3 +258,100 @@ def n_units(module: nn.Module, parameter: str, weight: Tensor) -> int:
         return module.in_channels
     n_masks = 3 if parameter == "in_proj_weight" else 1  # an attention's query, key and value have one mask each
     return n_masks * weight.shape[_unit_axis(module, parameter)]
+
+
+class _Reading(Recorder):
+    """A recorder that also finds the weight layers whose input has passed no other weight layer."""
+
+    def __init__(
+        self, names: SiteNames, weights: dict[int, str], layers: list[tuple[Tensor, str]], inputs: list[Tensor]
+    ) -> None:
+        super().__init__(names, weights=weights, every_dropout=True)
+        self.freezes_statistics = True
+        self.input_layers: set[str] = set()
+        # By tensor: whether it holds values of the input, and the layers whose weights it holds.
+        self._origins: Any = WeakIdKeyDictionary()
+        for tensor, layer in layers:  # a tied weight belongs to several
+            self._origins[tensor] = False, self._origins.get(tensor, (False, frozenset()))[1] | {layer}
+        self._origins.update((tensor, (True, frozenset())) for tensor in inputs)
+
+    def after(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        super().after(func, args, kwargs, result)
+        origins = [self._origins[leaf] for leaf in _tensors((args, kwargs)) if leaf in self._origins]
+        if not origins:
+            return
+        reads = func in LOOKUPS or any(of_input for of_input, _ in origins)
+        before = frozenset().union(*(layers for of_input, layers in origins if of_input))
+        weights = frozenset().union(*(layers for of_input, layers in origins if not of_input))
+        if reads and not before:
+            self.input_layers |= weights
+        self._origins.update((leaf, (reads, before | weights)) for leaf in _tensors(result))
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _read(net: nn.Module, x: Any) -> _Reading:
+    check_modules(net)
+    buffers = [(buffer, buffer.clone()) for buffer in net.buffers()]
+    # A computed weight (weight_norm) is computed once, so that it can be recognised by its identity.
+    with parametrize.cached(), torch.random.fork_rng(devices=[]), torch.no_grad():
+        weights: dict[int, str] = {}
+        layers: list[tuple[Tensor, str]] = []
+        for layer, module in weight_layers(net):
+            values = {parameter: parameter_value(module, parameter) for parameter in layer_parameters(module)}
+            for parameter, value in values.items():
+                if not is_bias(parameter):
+                    weights.setdefault(id(value), f"{layer}.{parameter}".lstrip("."))  # a tied weight: its first name
+            layers += [(value, layer) for value in (*values.values(), *module.parameters(recurse=False))]
+        paths = {id(module): path for path, module in net.named_modules()}
+        reading = _Reading(SiteNames(paths), weights, layers, _tensors(x))
+        try:
+            with Interception(reading):
+                named = isinstance(x, Mapping)
+                net(**x) if named else net(*x) if isinstance(x, (tuple, list)) else net(x)
+        finally:
+            for buffer, value in buffers:  # such as running statistics
+                buffer.copy_(value)
+    return reading
+
+
+def trace(net: nn.Module, x: Any) -> list[tuple[str, float]]:
+    r"""The uses of the weights of `net` on input `x`, in order: the parameter's name, and $p$ of its input.
+
+    A weight used twice appears twice. Flags, buffers and the random state are not changed. `x` is one batch of the
+    input: a tensor, a tuple of positional or a dict of named arguments.
+
+    Example:
+        >>> drop, fc = nn.Dropout(0.5), nn.Linear(3, 3)
+        >>> trace(nn.Sequential(fc, nn.ReLU(), drop, fc), torch.ones(1, 3))
+        [('0.weight', 1.0), ('0.weight', 0.5)]
+    """
+    return _read(net, x).uses
+
+
+def keep_probs(net: nn.Module, x: Any) -> KeepProbs:
+    r"""The keep probability $p$ with which the input of every weight of `net` is kept, by parameter name.
+
+    Found by a forward pass of `x`, so registration order, functional dropout and a dropout module used in several
+    places make no difference. A dropout that no weight multiplies (on a residual branch) counts for no weight. A
+    weight used more than once has the smallest of its keep probabilities. Weights that the input does not reach are
+    absent, and so are layers whose KL is not a weight decay. The result also knows which layers read the input, so that
+    a `Prior` with a `hidden_length_scale` reaches the others. `x` is as for `trace`; one row suffices.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.25), nn.Linear(8, 1))
+        >>> keep_probs(net, torch.zeros(1, 2))
+        {'0.weight': 1.0, '3.weight': 0.75}
+    """
+    reading = _read(net, x)
+    decaying = [(layer, module) for layer, module in weight_layers(net) if kl_is_weight_decay(module)]
+    names = {name for layer, module in decaying for name in qualified_names(layer, module)}
+    tables = [(layer, module) for layer, module in decaying if isinstance(module, _TABLES)]
+    lookups = [(f"{layer}.weight".lstrip("."), stated_keep_prob(module)) for layer, module in tables]
+    found: dict[str, float] = {}
+    for name, keep_prob in (*reading.uses, *lookups):
+        if name in names:
+            found[name] = min(keep_prob, found.get(name, 1.0))
+    return KeepProbs(found, frozenset(reading.input_layers))

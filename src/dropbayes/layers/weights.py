@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dropbayes.layers.bernoulli import Bernoulli, kl_from_density
-from dropbayes.layers.family import Family, in_full_precision
+from dropbayes.layers.family import Family, in_full_precision, is_zero
 from dropbayes.layers.noise import BernoulliNoise, Noise
 from dropbayes.layers.precision import Prior
 from dropbayes.layers.structure import fan_in
@@ -21,11 +21,8 @@ from dropbayes.tracing import draw_or_mean
 
 
 def _in_training(layer: nn.Module) -> bool:
-    """Whether `layer` is in training mode, where every row has its own draw.
-
-    A separate function, because the sampler may set the flag of classes whose code reads it: here that would draw
-    products row by row, which are not draws of one function.
-    """
+    # A function, because the sampler may set the flag of classes whose code reads it: here that would draw products row
+    # by row, which are not draws of one function.
     return layer.training
 
 
@@ -52,7 +49,6 @@ class WeightLayer(nn.Module, ABC):
         """The inverse of `matrix`, with any leading axes."""
 
     def posterior(self) -> Family:
-        r"""The current $q(\mathbf W)$."""
         return self.noise.posterior(self.matrix())
 
     def _random_weights(self) -> Family:
@@ -88,10 +84,8 @@ class WeightLayer(nn.Module, ABC):
         density = prior.density_of_bias(name, "bias")
         if density is not None:
             return divergence + kl_from_density(q, density)
-        kept = keep_prob if isinstance(q, Bernoulli) and q.keep_prob < 1 else 1.0
-        scale = prior.of_bias(name, parameter="bias", keep_prob=kept)
-        is_flat = not isinstance(scale, Tensor) and scale == 0
-        return divergence if is_flat else divergence + q.kl(scale)
+        scale = prior.of_bias(name, parameter="bias", keep_prob=keep_prob if self.noise.drop_bias else 1.0)
+        return divergence if is_zero(scale) else divergence + q.kl(scale)
 
     def _draw_weight(self) -> Tensor:
         """One weight for all rows: the mean in evaluation mode, a draw when operations are intercepted."""
