@@ -161,11 +161,7 @@ def fit_and_score(
 
 
 def _log_density(error: Tensor, log: Tensor, tau: Tensor) -> Tensor:
-    r"""$\log \tfrac1T \sum_t \mathcal N$ `[member, row]` at τ `[member, output]`.
-
-    From squared errors `[draw, member, row, output]` in units of the noise variance at τ = 1, and the sum over outputs
-    of the logarithm of its inverse deviation.
-    """
+    r"""$\log \tfrac1T \sum_t \mathcal N$ `[member, row]` at τ `[member, output]`, of what `fit_and_score` has."""
     exponent = -0.5 * (error * tau[:, None].to(error)).sum(-1) + log
     constant = 0.5 * (tau.log() - math.log(2 * math.pi)).sum(-1, keepdim=True)
     return exponent.logsumexp(0).double() + constant - math.log(len(error))

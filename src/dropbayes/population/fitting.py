@@ -193,10 +193,7 @@ def _untrained_population(table: Table, members: Sequence[Member], program: Prog
 
 
 def _retire(program: Program, trained: Population, stacked: Tensor, left: Tensor) -> Tensor:
-    """Stores the members that have no step left, and shrinks the stack when enough of it is idle; who is in it then.
-
-    Members whose parameters are not finite are marked as diverged instead.
-    """
+    """Stores the members that have no step left, or marks them as diverged, and shrinks a stack that is idle enough."""
     done, training = left == 0, left > 0
     if bool(done.any()):
         sound = [(p.flatten(1).abs() < _MAX_WEIGHT).all(1) for p in program.parameters]

@@ -50,10 +50,7 @@ class Head(ABC):
 
 
 class GaussianHead(Head):
-    """Gaussian noise of constant precision τ, which scales the data term and is left out of it.
-
-    [GG16, eq:L:GP-MC-reg]: half the squared error is the negative log-density over τ, up to a constant.
-    """
+    """Gaussian noise of constant precision τ; half the squared error is the data term over τ [GG16, eq:L:GP-MC-reg]."""
 
     name = "gaussian"
 

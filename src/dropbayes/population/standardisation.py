@@ -32,12 +32,8 @@ class Table:
 
 
 def moments(values: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The weighted mean and deviation of each column; the scale of a constant column is 1.
-
-    Computed in units of the column's largest magnitude: squares of very large or small numbers leave the range of
-    floats.
-    """
-    unit = values.abs().amax(0)
+    """The weighted mean and deviation of each column; the scale of a constant column is 1."""
+    unit = values.abs().amax(0)  # in which squares of very large or small numbers stay in the range of floats
     unit = torch.where(unit > 0, unit, 1.0)
     share = (weight / weight.sum())[:, None]
     scaled = values / unit

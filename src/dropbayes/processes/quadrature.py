@@ -42,10 +42,7 @@ def expected_product(
 
 
 def quadrature_error(function: ElementwiseFunction, stds: Tensor, *, nodes: int = 48) -> float:
-    r"""The largest relative error of $\mathbb E[\sigma(s z)^2]$ by the rules in use, against a fine one.
-
-    Estimated for a few of the deviations $s$, the largest among them; a function that is zero has no error.
-    """
+    r"""The largest relative error of $\mathbb E[\sigma(s z)^2]$ by the rules in use, at some of the deviations $s$."""
     levels = torch.linspace(0, 1, 9, dtype=torch.float64, device=stds.device)
     chosen = torch.quantile(stds.detach().double()[:100_000], levels)[:, None]
     points, weights = (torch.as_tensor(z).to(chosen) for z in normal_rule(4, 4000, 30.0))
@@ -69,11 +66,9 @@ def normal_rule(n_nodes: int = 8, n_panels: int = 128, radius: float = 9.0) -> t
 
 
 def hermite_coefficients(function: ElementwiseFunction, std: Tensor) -> tuple[Tensor, Tensor]:
-    r"""The coefficients $a_k = \mathbb E[\sigma(s z) h_k(z)]$ of $\sigma$ in normalised Hermite polynomials.
+    r"""The coefficients $a_k = \mathbb E[\sigma(s z) h_k(z)]$ of $\sigma$ in normalised Hermite polynomials, axis 0.
 
-    Returns:
-        $a_k$ on a new first axis, and the share $1 - \sum_k a_k^2 / \mathbb E[\sigma^2]$ of the second moment that they
-        leave out: by Cauchy and Schwarz it bounds the remainder of the series.
+    The share $1 - \sum_k a_k^2 / \mathbb E[\sigma^2]$ that they leave out bounds the remainder (Cauchy and Schwarz).
     """
     points, weights, polynomials = (torch.as_tensor(z).to(std.device) for z in _hermite_rule())
     values = function(std.to(torch.float64).unsqueeze(-1) * points)  # in float64: rounding would hide the remainder

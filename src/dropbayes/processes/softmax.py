@@ -47,8 +47,7 @@ def softmax_process(
     r"""The posterior of $\mathbf F \sim \mathcal N(0, \mathbf K)$ per class given softmax labels.
 
     [GG16, eq:generative_model_class], by Laplace's approximation: Newton's method to the mode of the latent functions
-    (Rasmussen and Williams 2006, algorithm 3.3), in $\mathcal O(C N^3)$ and float64. The labels `[row]` count from 0;
-    `n_classes` is one more than the largest by default.
+    (Rasmussen and Williams 2006, algorithm 3.3), in $\mathcal O(C N^3)$ and float64. The labels `[row]` count from 0.
 
     Example:
         >>> from dropbayes.processes import Cosine

@@ -40,9 +40,7 @@ def to_tensor(array: Any, *, name: str = "array") -> Tensor:
 
 
 def round_digits(values: Any, digits: int = 12) -> NumpyArray:
-    """Floating-point numbers to some significant digits, others as they are.
-
-    Twelve digits are more than a network of single precision has, and easier to read than seventeen.
+    """Floating-point numbers to 12 significant digits, more than a network has; others as they are.
 
     Example:
         >>> round_digits(np.array([1 / 3]), digits=3)

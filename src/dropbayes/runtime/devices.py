@@ -65,10 +65,9 @@ def _setting(change: Callable[[_Value], object], value: _Value, before: _Value) 
 
 
 def cpu_threads(count: int | None) -> contextlib.AbstractContextManager[None]:
-    """Operations on the CPU in `count` threads within the context; the caller's number is restored.
+    """Operations on the CPU in `count` threads within the context, None for as many as before.
 
-    None leaves the number as it is. Small products gain nothing by a second thread, and they lose much by it when
-    other programs use the cores.
+    Small products gain nothing by a second thread, and lose much by it when other programs use the cores.
     """
     before = torch.get_num_threads()
     return _setting(torch.set_num_threads, count or before, before)
@@ -88,8 +87,7 @@ def capture_graph(
 ) -> tuple[torch.cuda.CUDAGraph, _Result]:
     """A CUDA graph of `call`, and the tensors that every replay fills.
 
-    Warming up and capturing leave no trace: the tensors of `state`, which `call` changes, and the device's random state
-    are restored, also when `call` cannot be captured.
+    The tensors of `state`, which `call` changes, and the device's random state are restored, also after an error.
     """
     values = [tensor.detach().clone() for tensor in state]
     generator = torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
@@ -125,8 +123,7 @@ def capture_graph(
 def flush_denormals() -> contextlib.AbstractContextManager[None]:
     """Numbers below the smallest normal one are zero on this thread, where the processor can do that.
 
-    Arithmetic with them takes a processor up to a hundred times as long, and the moments and weights of a unit that no
-    longer learns decay into their range and stay there.
+    Arithmetic with them, into which the weights of a unit that no longer learns decay, takes up to 100 times as long.
 
     Example:
         >>> with flush_denormals():

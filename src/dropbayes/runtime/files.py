@@ -26,7 +26,6 @@ def check_output(path: str | os.PathLike[str]) -> None:
 
 
 def digest(path: str | os.PathLike[str]) -> str:
-    """The SHA-256 of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -35,9 +34,8 @@ def digest(path: str | os.PathLike[str]) -> str:
 def replacement(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """A binary file to write that replaces `path` when the context ends without an exception.
 
-    A reader finds the old file or the new one, never a part, and writers do not disturb each other: the temporary
-    file has a unique name in the same folder, is flushed to the disk and renamed. Permissions and symbolic links are
-    kept. A pipe or a device is written directly. Raises as `check_output` does.
+    A reader finds the old file or the new one, never a part: the temporary file has a unique name in the same folder,
+    is flushed and renamed. Permissions and symbolic links are kept; a pipe or a device is written directly.
     """
     path = pathlib.Path(path)
     check_output(path)
@@ -65,8 +63,7 @@ def replacement(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 def folder_replacement(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     """A new folder to fill that replaces the folder `path` when the context ends without an exception.
 
-    Both change places in one step where the system can exchange two names, so a reader finds the old folder or the new
-    one whatever signal ends the process. Permissions and symbolic links are kept.
+    Both change places in one step where the system can, whatever signal ends the process. Permissions and links stay.
     """
     path = pathlib.Path(path).resolve()  # a link stays a link
     if path.exists():  # else what was left may be the only folder there is
@@ -119,11 +116,9 @@ def _remove_abandoned(path: pathlib.Path) -> None:
 
 
 def write_bytes(path: str | os.PathLike[str], contents: bytes) -> None:
-    """Writes a file whole or not at all."""
     with replacement(path) as file:
         file.write(contents)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Writes a UTF-8 text file whole or not at all."""
     write_bytes(path, text.encode())

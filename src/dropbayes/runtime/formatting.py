@@ -29,7 +29,6 @@ class Table:
     rule: bool = False  # whether a line is drawn below the names
 
     def text(self) -> str:
-        """The table in characters of one width."""
         rows = [self.head, *self.rows] if self.head else list(self.rows)
         columns = []
         for index, cells in enumerate(zip(*rows, strict=True)):

@@ -17,12 +17,9 @@ _Item = TypeVar("_Item")
 class ProgressBar:
     """A display of the progress of some work, for the duration of a context.
 
-    Args:
-        title: The name of the work.
-        total: The number of units in the work, those already done in a resumed run (`initial`) included, if known.
-        unit: The unit that is counted, in the plural; "bytes" are shown in kB and MB.
-        show: Whether to show a bar; by default in a terminal or notebook, otherwise one line per minute.
-        delay: The seconds before a bar appears; work that is done by then shows nothing, and waits for no import.
+    Of a `total` number of units, if known, `initial` ones were done by the run that is resumed. "bytes" are shown in kB
+    and MB. By default a bar is shown in a terminal or notebook, elsewhere one line per minute; work that is done within
+    the seconds of `delay` shows nothing, and waits for no import.
 
     Example:
         >>> with ProgressBar("fit", 3, unit="epochs") as progress:
@@ -56,7 +53,6 @@ class ProgressBar:
             self._bar.close()
 
     def advance(self, count: int = 1) -> None:
-        """Adds `count` units to those done."""
         self.done += count
         if self._bar is not None:
             self._bar.update(count)
@@ -68,7 +64,6 @@ class ProgressBar:
                 print(self.line(self._last_line - self._start), file=sys.stderr, flush=True)
 
     def advance_to(self, position: int) -> None:
-        """Sets the number of units done."""
         self.advance(position - self.done)
 
     def follow(self, items: Iterable[_Item]) -> Iterator[_Item]:

@@ -34,10 +34,7 @@ class ModelFile:
     versions: dict[str, str]  # of the library and of torch that wrote it
 
     def tensor(self, name: str, *, shape: Sequence[int | None], dtype: torch.dtype | None = None) -> Tensor:
-        """The tensor of this name; raises ValueError unless it has the shape and the dtype.
-
-        An axis of size None may have any; the dtype is by default any floating one, with finite values only.
-        """
+        """The tensor of this name, shape (None for any size) and dtype (any floating one, with finite values only)."""
         value = self.tensors.get(name)
         if value is None:
             raise ValueError(f"`path` must hold the tensor {name!r}; it is missing. Save the model again.")
@@ -66,10 +63,7 @@ class ModelFile:
 def save(
     path: str | os.PathLike[str], tensors: Mapping[str, Tensor], *, kind: str, settings: Mapping[str, Any]
 ) -> None:
-    """Writes a model file, atomically: a reader finds the old file or the new one, never a part.
-
-    The settings are JSON values only: text, finite numbers, booleans, None, lists, and dicts with text keys.
-    """
+    """Writes a model file, whole or not at all; the settings are JSON values."""
     from safetensors.torch import save as serialise
 
     description = {

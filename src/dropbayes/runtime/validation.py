@@ -99,10 +99,7 @@ def float_tensor(array: Array | float, *, name: str = "array") -> Tensor:
 
 
 def finite_tensor(name: str, array: Array | float, *, axes: str | None = None, infinite: bool = False) -> Tensor:
-    """The array as a floating tensor, refused when it is empty or holds NaN or, unless `infinite`, infinity.
-
-    It must have the axes, such as "[draw, row]"; an ellipsis, "[row, ...]", stands for any further ones.
-    """
+    """The array as a floating tensor of axes such as "[row, ...]", not empty, no NaN and, unless `infinite`, no inf."""
     tensor = float_tensor(array, name=name)
     if axes is not None:
         names = axes.strip("[]").split(", ")
@@ -162,10 +159,7 @@ def matching_tensors(arrays: Mapping[str, Array], *, draws: str | None = None, i
 def row_weights(
     sample_weight: Array | None, n_rows: int, *, like: Tensor | None = None, name: str = "sample_weight"
 ) -> Tensor:
-    """The weight of each row, `[row]` in float64 on the device of `like`: ones by default.
-
-    Weights are finite, zero or more, and not all zero; a row of weight 2 counts as two.
-    """
+    """The weight of each row, `[row]` in float64 on the device of `like`: zero or more, not all zero; 1 by default."""
     device = None if like is None else like.device
     if sample_weight is None:
         return torch.ones(n_rows, dtype=torch.float64, device=device)
@@ -179,10 +173,7 @@ def row_weights(
 
 
 def row_counts(sample_weight: Array | None, n_rows: int, *, like: Tensor) -> Tensor:
-    """The number of independent rows that each row stands for, `[row]` in int64: whole `row_weights`.
-
-    A p-value and a certificate count independent rows, which have no fractions.
-    """
+    """Whole `row_weights` in int64: a p-value and a certificate count independent rows, which have no fractions."""
     weight = row_weights(sample_weight, n_rows, like=like)
     if not bool((weight == weight.round()).all()):
         raise ValueError(

@@ -54,10 +54,8 @@ def standard_error(values: Tensor) -> Tensor:
 
 
 def draw_mean(values: Tensor) -> Tensor:
-    """The mean over axis 0, with bits that do not depend on the other rows or on their number.
-
-    In a plain reduction over axis 0, or a matrix product, the order of the additions depends on the whole shape.
-    """
+    """The mean over axis 0, with bits that do not depend on the other rows or on their number."""
+    # In a plain reduction over axis 0, or a matrix product, the order of the additions depends on the whole shape.
     return last_axis_mean(values.movedim(0, -1).contiguous())
 
 

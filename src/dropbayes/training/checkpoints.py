@@ -66,7 +66,6 @@ class Run:
 def save(
     path: str | os.PathLike[str], net: nn.Module, optimizer: torch.optim.Optimizer, run: Run, *, fingerprint: str
 ) -> None:
-    """Replaces the checkpoint atomically."""
     states = {"fingerprint": fingerprint, "net": net.state_dict(), "optimizer": optimizer.state_dict()}
     buffer = io.BytesIO()
     torch.save({**states, "run": {**vars(run), "history": vars(run.history)}}, buffer)
@@ -79,10 +78,7 @@ def load(
 ) -> Run:
     """The run as its checkpoint left it, network and optimiser included, or a new one if there is no such file.
 
-    A run that reached its last epoch may be continued; one stopped by patience or a callback may not.
-
-    Raises:
-        ValueError: The file is damaged, no checkpoint, or one of another or a longer run. Nothing was changed.
+    Nothing is changed if the file is damaged, no checkpoint, or one of another or a longer run.
     """
     if not pathlib.Path(path).exists():
         return Run(History(), start=fingerprint_of(net.state_dict()))

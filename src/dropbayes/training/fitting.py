@@ -67,13 +67,11 @@ def fit(
     r"""The `History` of training `net` in place to the minimum of the negative evidence lower bound.
 
     Each step descends $-\tfrac1M \sum_{n \in S} \log p(\mathbf y_n \mid \widehat{\mathbf y}_n) + \tfrac1N
-    \mathrm{KL}(q \| p)$ [GG16, eq:L:GP-MC-reg-SVI] on a mini-batch. For a Gaussian it is divided by τ, so that
-    learning rates mean the same as with the dropout loss $E + \sum_i \lambda_i \|\mathbf M_i\|^2$ [GG16,
-    eq:L:dropout] whatever the precision.
+    \mathrm{KL}(q \| p)$ [GG16, eq:L:GP-MC-reg-SVI] on a mini-batch. For a Gaussian it is divided by τ: learning rates
+    mean the same as with the dropout loss $E + \sum_i \lambda_i \|\mathbf M_i\|^2$ [GG16, eq:L:dropout].
 
-    A run depends on its arguments and `seed` alone; the caller's random state and learning rates are left as they were.
-    With `checkpoint=`, a run killed at any moment and called again gives, bit for bit, the weights and history of an
-    uninterrupted run.
+    A run depends on its arguments alone; the caller's random state and learning rates are left as they were. With
+    `checkpoint=`, a run killed at any moment and called again ends, bit for bit, as an uninterrupted one.
 
     Args:
         net: Any network. Its device and mode are restored at the end.
@@ -89,9 +87,8 @@ def fit(
         epochs: The number of passes over the rows.
         batch_size: The number of rows of a mini-batch, M; a DataLoader has its own.
         checkpoint: A file to write after every epoch and to resume from; `Checkpoint(path, every=10)` writes less
-            often. One of another run (other network, initial weights, data, optimiser, schedule, seed ...) or of a
-            longer one is refused. Of a DataLoader, every value of a TensorDataset is compared, of other datasets their
-            type and length.
+            often. One of another run (other network, initial weights, data, seed ...) or of a longer one is refused;
+            of a dataset that is no TensorDataset, type and length are compared.
         callbacks: Functions called with a `Progress` after every epoch; one that returns True stops the training.
         device: "auto" (CUDA where there is one), "cpu", "cuda" ...
         seed: The seed of batches and masks.

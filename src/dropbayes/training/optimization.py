@@ -42,8 +42,8 @@ class Optimization:
     """The settings of the optimisation.
 
     Args:
-        optimizer: "adam", "sgd" (with `momentum`), or an optimiser built for this network's parameters.
-        learning_rate: The base learning rate of "adam" and "sgd"; an optimiser object keeps its own.
+        optimizer: "adam", "sgd" (with `momentum`), or an optimiser of this network's parameters, with its own rate.
+        learning_rate: The base learning rate of "adam" and "sgd".
         momentum: The momentum of "sgd".
         schedule: The factor on the base rate at each iteration, such as `InverseDecay(gamma=1e-4, power=0.25)`.
 

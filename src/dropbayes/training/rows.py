@@ -135,10 +135,7 @@ def _reseed(loader: DataLoader[Any]) -> Iterator[None]:
 def training_rows(
     x: Any, y: Any, *, net: nn.Module, device: torch.device, batch_size: int, sample_weight: Any = None, name: str = "x"
 ) -> Rows:
-    """The validated rows of `x` and `y`, or of a DataLoader of pairs, which has its own batch size.
-
-    Floating NumPy arrays are converted to the dtype of `net`; errors call `x` by its `name`.
-    """
+    """The validated rows of `x` and `y` in the dtype of `net`, or of a DataLoader of pairs; `name` is that of `x`."""
     dtype = next((p.dtype for p in net.parameters() if p.is_floating_point()), torch.float32)
     if isinstance(x, DataLoader):
         if y is not None or sample_weight is not None:
