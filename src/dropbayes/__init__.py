@@ -30,8 +30,8 @@ if TYPE_CHECKING:
         Quantiles,
         StudentT,
     )
-    from dropbayes.linear import explain, tune_dropout
-    from dropbayes.predictive import check, evaluate, predict
+    from dropbayes.linear import explain
+    from dropbayes.predictive import check, evaluate, predict, tune_dropout
     from dropbayes.sampling import Sampling, draws, function_draw
     from dropbayes.sampling import sites as sites
     from dropbayes.scores import information as information
@@ -85,8 +85,8 @@ _HOME = {
         "Quantiles",
         "StudentT",
     ),
-    "linear": ("explain", "tune_dropout"),
-    "predictive": ("check", "evaluate", "predict"),
+    "linear": ("explain",),
+    "predictive": ("check", "evaluate", "predict", "tune_dropout"),
     "sampling": ("Sampling", "draws", "function_draw", "sites"),
     "training": ("fit", "negative_elbo"),
 }

@@ -168,13 +168,13 @@ def test_check_judges_classes_along_another_axis_as_evaluate_does(probabilities)
     assert ours == pytest.approx(float(db.evaluate(net, x, y, likelihood=likelihood).log_likelihood), abs=1e-5)
 
 
-def test_choose_dropout_judges_probabilities_as_evaluate_does():
+def test_tune_dropout_judges_probabilities_as_evaluate_does():
     plain = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3), nn.Softmax(-1))
     net, x = made(lambda: (plain, rows(40)))
     y, likelihood = torch.randint(0, 3, (40,)), db.Categorical(probabilities=True)
     expected = net(x).gather(1, y[:, None]).log().mean().item()
-    chosen = db.predictive.choose_dropout(net, x, y, likelihood=likelihood, drop_probs=(0.05,), n_draws=10)
-    assert chosen.plain_log_likelihood == pytest.approx(expected, abs=1e-5)
+    tuning = db.tune_dropout(net, x, y, likelihood=likelihood, per="network", drop_probs=(0.05,), n_draws=10)
+    assert tuning.plain_log_likelihood == pytest.approx(expected, abs=1e-5)
 
 
 # What is returned -----------------------------------------------------------------------------------------------------

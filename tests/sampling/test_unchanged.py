@@ -233,12 +233,10 @@ def test_a_train_method_of_the_networks_own_has_the_law_of_the_loop(kind):
         assert_law(net, x)
 
 
-def test_choosing_dropout_leaves_a_network_whose_weights_move_with_its_mode():
+def test_tuning_dropout_leaves_a_network_whose_weights_move_with_its_mode():
     net, x = made(lambda: (nn.Sequential(nn.Linear(6, 16), nn.Tanh(), Merged(), nn.Linear(16, 2)), rows(20)))
     with unchanged(net, x), may_be_refused():
-        db.predictive.choose_dropout(
-            net, x, torch.zeros(20, 2), likelihood=db.Gaussian(1.0), drop_probs=(0.1, 0.2), n_draws=5
-        )
+        db.tune_dropout(net, x, torch.zeros(20, 2), per="network", drop_probs=(0.1, 0.2), n_draws=5)
 
 
 # Generators -----------------------------------------------------------------------------------------------------------

@@ -1,10 +1,9 @@
-"""Uncertainty in one pass: the network as a linear function of its masks, what that explains and what it can tune."""
+"""Uncertainty in one pass: the network as a linear function of its masks, and what that explains."""
 
 from dropbayes.linear.control import ControlledPlan, controlled_plan
 from dropbayes.linear.explanation import Explanation, explain, shapley
 from dropbayes.linear.passes import Linear, LinearCheck, OnePass, check_linear, covariance, one_pass_plan, outputs_by
 from dropbayes.linear.points import N_POINTS
-from dropbayes.linear.tuning import Tuning, tune_dropout
 
 __all__ = [
     "N_POINTS",
@@ -13,7 +12,6 @@ __all__ = [
     "Linear",
     "LinearCheck",
     "OnePass",
-    "Tuning",
     "check_linear",
     "controlled_plan",
     "covariance",
@@ -21,5 +19,4 @@ __all__ = [
     "one_pass_plan",
     "outputs_by",
     "shapley",
-    "tune_dropout",
 ]

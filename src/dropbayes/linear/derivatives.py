@@ -47,7 +47,7 @@ class Linearisation:
         return (torch.view_as_real(output) if output.is_complex() else output).reshape(self.n_rows, -1)
 
     def _slopes(self, output: Tensor, at_once: int) -> Iterator[list[Tensor]]:
-        r"""The derivatives of `at_once` outputs at a time by each variable, scaled by its deviation $\sqrt{v_i}$."""
+        """The derivatives of `at_once` outputs at a time by each variable, still to be scaled by `_scale`."""
         values = [variable.value for variable in self.variables]
         # Made on the device: a copy would wait for the forward pass.
         for directions in torch.eye(output.shape[1], dtype=output.dtype, device=output.device).split(at_once):
@@ -59,26 +59,36 @@ class Linearisation:
             yield [self._by_row(variable, one) for variable, one in zip(self.variables, found, strict=True)]
 
     def _by_row(self, variable: Variable, gradients: Tensor) -> Tensor:
-        """The scaled derivatives by the numbers of a variable, `[output, row, unit]`, from those by its value."""
-        scaled, layout = variable.derivative(gradients) * variable.std, variable.site.layout
-        scaled = scaled if scaled.dtype.itemsize > 2 else scaled.float()
+        """The derivatives by the numbers of a variable, `[output, row, unit]`, from those by its value."""
+        slope, layout = variable.derivative(gradients), variable.site.layout
+        slope = slope * variable.std if isinstance(variable.std, Tensor) else slope
+        slope = slope if slope.dtype.itemsize > 2 else slope.float()
         if self.n_rows == 1 or layout is None:
-            return scaled.unsqueeze(1).flatten(2)
-        return scaled.unflatten(1 + layout.axis, (self.n_rows, -1)).movedim(1 + layout.axis, 1).flatten(2)
+            return slope.unsqueeze(1).flatten(2)
+        return slope.unflatten(1 + layout.axis, (self.n_rows, -1)).movedim(1 + layout.axis, 1).flatten(2)
+
+    @property
+    def _scale(self) -> list[float]:
+        r"""The deviation $\sqrt{v_i}$ of each variable whose numbers have one in common."""
+        return [1.0 if isinstance(variable.std, Tensor) else variable.std for variable in self.variables]
 
     @torch.inference_mode(False)
     @torch.enable_grad()
     def slopes(self, index: int = 0, at_once: int | None = None) -> list[Tensor]:
         """The scaled derivatives of each number of an output by each variable, `[output, row, unit]`."""
         output = self.flat(index)
-        return [torch.cat(chunks) for chunks in zip(*self._slopes(output, at_once or output.shape[1]), strict=True)]
+        chunks = zip(*self._slopes(output, at_once or output.shape[1]), strict=True)
+        return [torch.cat(parts) * scale for parts, scale in zip(chunks, self._scale, strict=True)]
 
     @torch.inference_mode(False)
     @torch.enable_grad()
     def variance(self, index: int, at_once: int) -> Tensor:
         """The variance of each number of an output, `[row, output]`; `at_once` of them are differentiated together."""
-        norms = [[_norm(slope) for slope in slopes] for slopes in self._slopes(self.flat(index), at_once)]
-        return torch.cat([torch.stack(each).square().sum(0) for each in norms]).T
+        chunks = [
+            torch.stack([_norm(slope) * scale for slope, scale in zip(slopes, self._scale, strict=True)])
+            for slopes in self._slopes(self.flat(index), at_once)
+        ]
+        return torch.cat(chunks, 1).square().sum(0).T
 
     def points(self, index: int, n_points: int, at_once: int) -> Tensor:
         """An output of the linear network under fixed masks, `[point, row, output]`: of its mean, and its variance.

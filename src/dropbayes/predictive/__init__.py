@@ -1,11 +1,11 @@
 """The predictive distribution of a network: its moments, the mixture itself, and its evaluation against outcomes."""
 
 from dropbayes.predictive.detection import Detection, detect_outliers
-from dropbayes.predictive.dropout_choice import DropoutChoice, choose_dropout
 from dropbayes.predictive.evaluation import Evaluation, evaluate
 from dropbayes.predictive.mixtures import Mixture
 from dropbayes.predictive.moments import Prediction, UncertaintyWarning, batches, check_outputs, predict
 from dropbayes.predictive.scoring import CLASS_SCORES, REGRESSION_SCORES, ClassOutcomes, RegressionOutcomes, Score
+from dropbayes.predictive.tuning import Tuning, tune_dropout
 from dropbayes.predictive.verdict import Verdict, check
 from dropbayes.scores.averages import draw_mean
 
@@ -14,20 +14,20 @@ __all__ = [
     "REGRESSION_SCORES",
     "ClassOutcomes",
     "Detection",
-    "DropoutChoice",
     "Evaluation",
     "Mixture",
     "Prediction",
     "RegressionOutcomes",
     "Score",
+    "Tuning",
     "UncertaintyWarning",
     "Verdict",
     "batches",
     "check",
     "check_outputs",
-    "choose_dropout",
     "detect_outliers",
     "draw_mean",
     "evaluate",
     "predict",
+    "tune_dropout",
 ]

@@ -1,6 +1,6 @@
 """The evaluation of a network against outcomes: log-likelihood, error and calibration, streamed.
 
-`DrawScores` is the one scorer of `evaluate`, `check` and `choose_dropout`.
+`DrawScores` is the one scorer of `evaluate` and `check`.
 """
 
 from __future__ import annotations
@@ -291,28 +291,28 @@ def score_draws(
 
     Without a likelihood, the Gaussian noise that fits best is taken.
     """
-    if likelihood is None:
-        sampled, y = sampled.reshape(len(sampled), len(y), -1), y.reshape(len(y), -1)
-        likelihood = _fitted_noise(sampled.double(), y.double())
+    likelihood = fitted_noise(sampled.double(), y) if likelihood is None else likelihood
     scores = DrawScores(likelihood, y)
     scores.add(sampled)
     rows = scores.results()
     return rows["log_likelihood"], row_scores(rows, likelihood)
 
 
-def _fitted_noise(location: Tensor, y: Tensor) -> Gaussian:
-    """The Gaussian noise with the largest likelihood of the mixture, of one precision for each output."""
+def fitted_noise(sampled: Tensor, y: Tensor) -> Gaussian:
+    """The Gaussian noise with the largest likelihood of draws `[draw, row, ...]`, of one precision for each output."""
     from scipy.optimize import minimize_scalar
 
     precisions = []
-    for column in (y - location).square().unbind(-1):
+    for squares in (y - sampled).square().flatten(2).unbind(2) if y.dim() > 1 else [(y - sampled).square()]:
 
-        def loss(log_scale: float, column: Tensor = column) -> float:
-            return log_scale - float((-0.5 * column * math.exp(-2 * log_scale)).logsumexp(0).mean())
+        def loss(log_scale: float, squares: Tensor = squares) -> float:
+            return log_scale - float((-0.5 * squares * math.exp(-2 * log_scale)).logsumexp(0).mean())
 
-        low, high = (math.log(max(float(value), 1e-12)) / 2 for value in (column.amin(0).mean(), column.mean()))
+        low, high = (math.log(max(float(value), 1e-12)) / 2 for value in (squares.amin(0).mean(), squares.mean()))
         precisions.append(math.exp(-2 * minimize_scalar(loss, bounds=(low, high + 0.1), method="bounded").x))
-    return Gaussian(torch.tensor(precisions, dtype=torch.float64, device=location.device))
+    if len(precisions) == 1:
+        return Gaussian(precisions[0])
+    return Gaussian(torch.tensor(precisions, dtype=torch.float64, device=sampled.device).view(y.shape[1:]))
 
 
 def evaluation_tensor(net: nn.Module, x: PyTree) -> Tensor:
@@ -323,15 +323,15 @@ def evaluation_tensor(net: nn.Module, x: PyTree) -> Tensor:
 def checked_targets(y: Array, output: Tensor, likelihood: Likelihood | None) -> tuple[Tensor, Likelihood | None]:
     """The outcomes as a tensor, one for each row of the output, and their likelihood.
 
-    By default that is Categorical for integers and several columns.
+    By default that is Categorical for integers, if there are more numbers in the output.
     """
     targets = torch.as_tensor(y, device=output.device)
     if len(targets) != len(output):
         raise ValueError(f"`y` must have one outcome for each of the {len(output)} rows; got {len(targets)}.")
     if likelihood is not None:
         likelihood = likelihood.for_output(output.dim())
-    elif not targets.is_floating_point() and output.dim() == 2 and output.shape[1] > 1:
-        likelihood = Categorical(class_axis=-1)
+    elif not targets.is_floating_point() and output.numel() > targets.numel():
+        likelihood = Categorical().for_output(output.dim())
     if isinstance(likelihood, ClassLikelihood):
         return targets, likelihood
     mean = output if likelihood is None else likelihood.mean(output)

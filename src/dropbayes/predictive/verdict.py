@@ -83,7 +83,7 @@ class Verdict(Printed):
         if self.gain > 2 * self.gain_error:
             steps.append("Keep the draws: they predict the outcomes better than one pass.")
         elif self.gain < -2 * self.gain_error:
-            steps.append("The draws predict worse than one pass: choose a smaller drop probability (choose_dropout).")
+            steps.append("The draws predict worse than one pass: choose smaller drop probabilities (tune_dropout).")
         else:
             steps.append("The draws predict about as well as one pass.")
         if self.ranking < 0.1:  # of the oracle's gain

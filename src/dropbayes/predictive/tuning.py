@@ -1,0 +1,345 @@
+r"""Drop probabilities fitted after training: the linear variance is a weighted sum, and its weights are the rates.
+
+The derivatives of a network by its masks are taken at their means, and so do not depend on the drop probabilities. Its
+covariance is $\sum_s \frac{p_s}{1 - p_s} \mathbf C_s$ with one fixed matrix per layer, or per unit: the rates of
+largest held-out likelihood, and the noise with them, are found in seconds, without touching the weights.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import PyTree
+
+from dropbayes.layers.conversion import add_dropout
+from dropbayes.layers.structure import hook_keep_prob
+from dropbayes.likelihoods import Gaussian, Likelihood
+from dropbayes.linear.passes import Linear, linear_plan
+from dropbayes.linear.points import standard_points
+from dropbayes.predictive.evaluation import checked_targets, evaluation_tensor, fitted_noise
+from dropbayes.predictive.next_tokens import NextTokens, text_densities, text_inputs
+from dropbayes.runtime.arrays import Array
+from dropbayes.runtime.formatting import Printed, Table
+from dropbayes.sampling import Sampling, Site, as_inputs, draws, is_stochastic, output_tensor, sites
+from dropbayes.scores.averages import standard_error
+from dropbayes.tracing import draw_or_mean
+
+MAX_RATIO = 1.0
+"""The largest variance p / (1 - p) of a mask that is tried: beyond p = 0.5 the linear method is poor."""
+
+_N_POINTS = 64
+_UNIT_STEPS = (0, 3, 7, 20, 70)  # from the rates of layers to those of units, by and by
+
+Rates = Mapping[str, float | Tensor]
+
+
+@dataclass(frozen=True)
+class Tuning(Printed):
+    """Drop probabilities and noise fitted to held-out rows; prints as a table."""
+
+    drop_probs: Rates
+    """The drop probability of each layer, or of its units, by name; empty if none was good enough."""
+    likelihood: Likelihood | None
+    """The observation model with the noise that belongs to the network; None for a text."""
+    log_likelihood: float
+    """The log-likelihood of the result on rows that were not fitted, in nats per row; of a text, per token."""
+    plain_log_likelihood: float
+    """That of the network without dropout, with the noise that suits it best."""
+    standard_error: float
+    """Of the difference between the two."""
+    tried: Mapping[float, float]
+    """The log-likelihood by drop probability, of one for the whole network."""
+    network: nn.Module
+    """A copy of the network with these rates, which shares its weights for a text; itself if none was good enough."""
+
+    @property
+    def gain(self) -> float:
+        """The gain over the plain network, in nats per row."""
+        return self.log_likelihood - self.plain_log_likelihood
+
+    def table(self) -> Table:
+        """The log-likelihood of what was tried, and the rates."""
+        tried = {f"drop_prob {p:g}": value for p, value in self.tried.items()} or {"tuned": self.log_likelihood}
+        scores = {"without dropout": self.plain_log_likelihood, **tried}
+        rates = {
+            name: f"{rate.min():.3g} to {rate.max():.3g}" if isinstance(rate, Tensor) else f"{rate:.3g}"
+            for name, rate in self.drop_probs.items()
+        }
+        notes = [f"{name or '(network)'}: drop_prob {text}" for name, text in rates.items()]
+        if self.tried:
+            notes = [f"chosen: drop_prob {text}" for text in set(rates.values())]
+        notes.append(f"gain: {self.gain:+.4f} ± {self.standard_error:.4f}")
+        return Table(
+            f"held-out log-likelihood, nats per {'row' if self.likelihood else 'token'}",
+            [(name, f"{value:.4f}") for name, value in scores.items()],
+            align="<>",
+            notes=notes if rates else ["no drop probabilities were good enough"],
+        )
+
+
+def tune_dropout(
+    net: nn.Module,
+    x: PyTree,
+    y: Array | None = None,
+    *,
+    likelihood: Likelihood | None = None,
+    where: Callable[[str, nn.Module], bool] | Collection[str] | None = None,
+    per: Literal["network", "layer", "unit"] = "layer",
+    drop_probs: Sequence[float] = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3),
+    tolerance: float | None = None,
+    sampling: Sampling = Sampling(),
+    n_draws: int = 100,
+    seed: int = 0,
+) -> Tuning:
+    """Drop probabilities and noise that fit held-out rows, without training the network again.
+
+    Each third of the rows judges, by its draws, the network whose rates and noise fit the others. Only if it is better
+    there than the network without dropout are rates returned: those that fit all rows.
+
+    Without `y` the network is a causal language model and `x` a text: each token is the outcome of those before it,
+    with one mask for all positions of a sequence, one rate for the whole network and nats per token.
+
+    Args:
+        net: A trained network that returns one tensor, rows first, or a record with `logits`.
+        x: The inputs of held-out rows; of a text token ids `[row, position]`, or a dict with `input_ids` and
+            `attention_mask`.
+        y: Their outcomes; None for a text.
+        likelihood: The observation model; by default `Categorical` for whole numbers, fewer than the outputs, else
+            `Gaussian`, whose precision is fitted in any case.
+        where: The weight layers that are given dropout (`add_dropout`); by default all of a network that has none. One
+            with dropout keeps it, and its rates are fitted.
+        per: What has a rate of its own: a layer; each unit, for a Gaussian likelihood, where how far the rates of units
+            leave those of their layer is chosen on the rows that judge; or the whole network, whose rate is one of
+            `drop_probs`, and which needs no derivatives.
+        drop_probs: The rates of a whole network to try.
+        tolerance: Not the best rate of a whole network but the largest that costs at most so many nats per row against
+            none: the widest distribution over functions that is consistent with the rows.
+        sampling: As for `predict`.
+        n_draws: The number of draws that judge, and whose noise is fitted: fewer draws are smoothed by more noise.
+        seed: The seed of those draws and of the split.
+
+    Example:
+        >>> net, x = nn.Linear(2, 1), torch.randn(300, 2)
+        >>> tuning = tune_dropout(net, x, net(x).detach() + torch.randn(300, 1))
+        >>> tuning.log_likelihood >= tuning.plain_log_likelihood
+        True
+    """
+    if per not in ("network", "layer", "unit") or (y is None and per != "network"):
+        raise ValueError(f'`per` must be "network", or, with outcomes `y`, "layer" or "unit"; got {per!r}.')
+    if not drop_probs or not all(0 < p < 1 for p in drop_probs):
+        raise ValueError(f"`drop_probs` must hold probabilities in (0, 1); got {list(drop_probs)}.")
+    if tolerance is not None and (per != "network" or not tolerance >= 0):
+        raise ValueError(f'`tolerance` must be zero or more nats, for per="network"; got {tolerance!r}, {per!r}.')
+    held = HeldOut(net, x, y, likelihood)
+    has_dropout = where is None and is_stochastic(held.function(net), held.inputs)
+    base = net if has_dropout else add_dropout(net, 0.1, where=where, copy=False)
+    settings = _settings(base, sites(base, held.inputs))
+
+    def drawn(rates: Rates) -> tuple[Rates, Tensor]:
+        """The rates, and the draws of the network with them."""
+        if not any(torch.as_tensor(rate).any() for rate in rates.values()):
+            return rates, held.plain[None]
+        return rates, held.draws(_with_rates(base, settings, rates), n_draws, seed, sampling)
+
+    alike = [drawn(dict.fromkeys(settings, p)) for p in sorted(drop_probs) if per == "network"]
+    parts = None if alike else Parts(base, held, settings, sampling, per_unit=per == "unit")
+
+    def fits(rows: Tensor) -> Iterable[tuple[Rates, Tensor]]:
+        return alike if parts is None else map(drawn, parts.fit(rows))
+
+    order = torch.randperm(len(held.plain), generator=torch.Generator().manual_seed(seed)).to(held.plain.device)
+    folds = [order[fold::3] for fold in range(3)]
+    judged = []
+    for number, unseen in enumerate(folds):
+        rows = torch.cat([*folds[:number], *folds[number + 1 :]])
+        outputs = [held.plain[None], *(sampled for _, sampled in fits(rows))]
+        judged.append(torch.stack([held.judged(one, rows)[1][unseen] for one in outputs]))
+    scores = torch.cat(judged, 1)  # of the plain network, and of each fit
+    plain, *means = scores.mean(1).tolist()
+    allowed = [k for k, mean in enumerate(means) if (mean > plain if tolerance is None else mean >= plain - tolerance)]
+    best = max(allowed or range(len(means)), key=means.__getitem__ if tolerance is None else None)
+    error = float(standard_error(scores[1 + best] - scores[0]))
+    tried = dict(zip(sorted(drop_probs), means, strict=True)) if alike else {}
+    if not allowed:
+        return Tuning({}, held.judged(held.plain[None], order)[0], plain, plain, error, tried, net)
+    rates, sampled = next(itertools.islice(fits(order), best, None))
+    network = _with_rates(base, settings, rates)
+    network = network if y is None else copy.deepcopy(network)
+    return Tuning(rates, held.judged(sampled, order)[0], means[best], plain, error, tried, network)
+
+
+class HeldOut:
+    """Rows that a network was not trained on, which judge its draws: with outcomes `y`, or a text without."""
+
+    def __init__(self, net: nn.Module, x: PyTree, y: Array | None, likelihood: Likelihood | None) -> None:
+        self.function: Callable[[nn.Module], nn.Module] = NextTokens if y is None else lambda network: network
+        self.inputs = text_inputs(x) if y is None else x
+        self.plain = evaluation_tensor(self.function(net), self.inputs)  # of the network without dropout
+        self.likelihood: Likelihood | None = None  # for a text
+        if y is not None:
+            self.y, observed = checked_targets(y, self.plain, likelihood)
+            self.likelihood = Gaussian(1.0) if observed is None else observed
+            if len(self.y) < 6:
+                raise ValueError(f"`y` must have the outcomes of at least 6 rows; got {len(self.y)}.")
+
+    def draws(self, network: nn.Module, n_draws: int, seed: int, sampling: Sampling) -> Tensor:
+        """The draws of a network, `[draw, row, ...]`: of a text, the log-probabilities of its tokens."""
+        sampling = sampling if self.likelihood else replace(sampling, positions="tied")
+        network = self.function(network)
+        return output_tensor(draws(network, self.inputs, n_draws=n_draws, seed=seed, masks="row", sampling=sampling))
+
+    def judged(self, sampled: Tensor, rows: Tensor) -> tuple[Likelihood | None, Tensor]:
+        """The noise that suits some rows, and the log-likelihood of every row under draws."""
+        if self.likelihood is None:
+            return None, text_densities(sampled, self.inputs)
+        sampled, noisy = sampled.double(), self.likelihood
+        if isinstance(noisy, Gaussian):
+            noisy = fitted_noise(sampled[:, rows], self.y[rows])
+        return noisy, noisy.log_density(sampled, self.y).logsumexp(0) - math.log(len(sampled))
+
+
+class Parts:
+    """The covariance of a network's outputs due to each layer, or to each unit, for a mask of variance 1."""
+
+    def __init__(
+        self, net: nn.Module, held: HeldOut, settings: Mapping[str, str], sampling: Sampling, *, per_unit: bool = False
+    ) -> None:
+        inputs = as_inputs(held.inputs, row_axis=sampling.row_axis)
+        plan = linear_plan(net, inputs, Linear())
+        n_outputs = plan.only_size()
+        if per_unit and not isinstance(held.likelihood, Gaussian):
+            raise ValueError(f'`per` "unit" needs a Gaussian likelihood; got {held.likelihood!r}. Use per="layer".')
+        if per_unit and any(len(site.shape) != 2 for site in plan.profile.sites if site.path in settings):
+            raise ValueError('`per` "unit" needs dropout of rows `[row, unit]`; got other axes. Use per="layer".')
+        self.settings, self.held = settings, held
+        self.mean = held.plain.double().reshape(len(held.plain), -1)
+        self.steps = _UNIT_STEPS if per_unit else _UNIT_STEPS[:1]
+        blocks: list[Tensor] = []
+        for _, linear in plan.linearised(inputs):
+            shape = (-1, linear.n_rows, n_outputs, n_outputs)
+            # The last one has the sites whose rates stay as they are.
+            found: dict[str | None, Any] = dict.fromkeys(settings, 0) | {None: self.mean.new_zeros(1, *shape[1:])}
+            for variable, slope in zip(linear.variables, linear.slopes(), strict=True):
+                site, path = variable.site, None
+                if site.drop_prob is not None and _setting(net, site) is not None:
+                    path, slope = site.path, slope * ((1 - site.drop_prob) / site.drop_prob) ** 0.5
+                form = "kru,lru->urkl" if per_unit and path is not None else "kru,lru->rkl"
+                found[path] = found[path] + torch.einsum(form, slope, slope).view(shape)
+            *self.sizes, _ = [len(part) for part in found.values()]
+            blocks.append(torch.cat(list(found.values())))
+        self.covariances = torch.cat(blocks, 1)
+
+    def fit(self, rows: Tensor) -> Iterator[Rates]:
+        """The rates of the largest log-likelihood of some rows: one per layer, then by steps one per unit."""
+        likelihood, y = self.held.likelihood, self.held.y[rows]
+        assert likelihood is not None
+        if not isinstance(likelihood, Gaussian):
+            yield self._rates(self._of_points(rows, y, likelihood))
+            return
+        errors = (self.mean[rows] - y.double().reshape(-1, self.mean.shape[1])).square().flatten() + 1e-12
+        *units, fixed = self.covariances[:, rows].diagonal(dim1=2, dim2=3).flatten(1).split([*self.sizes, 1])
+        noise = torch.ones_like(fixed)
+        weights = torch.cat([torch.full((len(units),), 0.05).to(errors), errors.mean()[None] / 2])
+        layers = torch.cat([*(one.sum(0, keepdim=True) for one in units), noise])
+        weights = _weights(layers, fixed[0], errors, weights, 300)
+        weights[:-1].clamp_(min=1e-6)  # a factor leaves 0 where it is
+        weights = weights.repeat_interleave(torch.tensor([*self.sizes, 1], device=weights.device))
+        for n_steps in self.steps:
+            weights = _weights(torch.cat([*units, noise]), fixed[0], errors, weights, n_steps)
+            yield self._rates(weights[:-1])
+
+    def _rates(self, ratios: Tensor) -> Rates:
+        parts = (ratios / (1 + ratios)).round(decimals=4).split(self.sizes)
+        return {path: part if len(part) > 1 else part.item() for path, part in zip(self.settings, parts, strict=True)}
+
+    @torch.inference_mode(False)
+    @torch.enable_grad()
+    def _of_points(self, rows: Tensor, y: Tensor, likelihood: Likelihood) -> Tensor:
+        """The masks' variances of the largest log-likelihood of points of the linear network."""
+        mean, covariances = self.mean[rows], self.covariances[:, rows]
+        size = covariances.diagonal(dim1=2, dim2=3).mean() + 1e-12
+        jitter = 1e-6 * size * torch.eye(mean.shape[1]).to(mean)
+        points = standard_points(len(jitter), _N_POINTS).to(mean)
+        scores = torch.full((len(self.settings),), -3.0).to(mean).requires_grad_()
+
+        def loss() -> Tensor:
+            optimiser.zero_grad()
+            ratios = torch.cat([MAX_RATIO * scores.sigmoid(), scores.new_ones(1)])
+            root = torch.linalg.cholesky(torch.einsum("g,grkl->rkl", ratios, covariances) + jitter)
+            outputs = mean + torch.einsum("pk,rjk->prj", points, root)
+            densities = likelihood.log_density(outputs.view(_N_POINTS, *self.held.plain[rows].shape), y)
+            value = -densities.logsumexp(0).mean()
+            value.backward()
+            return value
+
+        optimiser = torch.optim.LBFGS([scores], max_iter=200, line_search_fn="strong_wolfe")
+        optimiser.step(loss)
+        return MAX_RATIO * scores.detach().sigmoid()
+
+
+def _weights(parts: Tensor, fixed: Tensor, errors: Tensor, start: Tensor, n_steps: int) -> Tensor:
+    r"""The masks' variances, and last the noise, that fit errors $e_r \sim \mathcal N(0, \sum_i w_i a_{ir} + c_r)$.
+
+    Each step multiplies them by factors that never lower the likelihood (Févotte and Idier, 2011).
+    """
+    weights, most = start, torch.full_like(start, MAX_RATIO)
+    most[-1] = math.inf
+    for _ in range(n_steps):
+        variance = weights @ parts + fixed
+        factors = (parts @ (errors / variance.square())) / (parts @ (1 / variance)).clamp(min=1e-300)
+        weights = (weights * factors.sqrt()).minimum(most)
+    return weights
+
+
+def _drop_units(drop_probs: Tensor, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A forward pre-hook: each unit of the layer's input is dropped with a probability of its own."""
+    x, keep = args[0], 1 - drop_probs.to(args[0])
+    dropped = draw_or_mean(lambda: x * torch.bernoulli(keep.expand_as(x)) / keep, x, training=layer.training)
+    return dropped, *args[1:]
+
+
+def _settings(net: nn.Module, sites: Iterable[Site]) -> dict[str, str]:
+    """The settings of the sites that have one, by the names of their modules."""
+    found = {site.path: setting for site in sites if (setting := _setting(net, site)) is not None}
+    if not found:
+        raise ValueError(
+            "`net` must have a dropout module whose probability can be set; it has none. Write nn.Dropout in place "
+            "of nn.functional.dropout, or use dropbayes.add_dropout."
+        )
+    return found
+
+
+def _setting(net: nn.Module, site: Site) -> str | None:
+    """The attribute of a site's module that is its drop probability; "" if `add_dropout` sets it, None if none does."""
+    if not site.is_random or site.drop_prob is None or "alpha" in site.kind:  # whose mean depends on the probability
+        return None
+    module = net.get_submodule(site.path)
+    if hook_keep_prob(module) is not None or hasattr(module, "has_added_masks"):
+        return ""
+    names = ("p", "drop_prob", "dropout")  # of torch's and timm's modules
+    return next((name for name in names if getattr(module, name, None) == site.drop_prob), None)
+
+
+def _with_rates(net: nn.Module, settings: Mapping[str, str], drop_probs: Rates) -> nn.Module:
+    """A copy of the network with other drop probabilities, by the names of its modules, over the same weights."""
+    net = copy.deepcopy(net, {id(tensor): tensor for tensor in itertools.chain(net.parameters(), net.buffers())})
+    attached: dict[float, list[str]] = {}
+    for path, rate in drop_probs.items():
+        module, alike = net.get_submodule(path), 0.0 if isinstance(rate, Tensor) else rate
+        if isinstance(rate, Tensor):
+            module.register_forward_pre_hook(functools.partial(_drop_units, rate))
+        if settings[path]:
+            setattr(module, settings[path], alike)
+        else:
+            attached.setdefault(alike, []).append(path)
+    for rate, paths in attached.items():
+        net = add_dropout(net, rate, where=paths, copy=False)
+    return net

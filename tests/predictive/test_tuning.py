@@ -1,0 +1,316 @@
+"""Rates fitted after training: known ones are found again, the weights stay, and nothing is ever worse."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import dropbayes as db
+from dropbayes.language import heads, last_blocks
+from dropbayes.linear import covariance
+from dropbayes.predictive import tune_dropout
+from dropbayes.predictive.evaluation import fitted_noise
+from dropbayes.predictive.tuning import HeldOut, Parts, _settings
+from tests.language.tiny_models import tiny_model
+from tests.predictive.small_problem import numbers, trained
+from tests.sampling.zoo.specimens import Module
+
+
+def of_one_layer(drop_prob, n=4000):
+    """A network, and outcomes that are its draws: the mask of each row is its own."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 40), nn.ReLU(), nn.Dropout(drop_prob), nn.Linear(40, 1))
+    x = torch.randn(n, 2)
+    y = db.draws(net, x, n_draws=1, masks="row", sampling=db.Sampling(sampler="independent"))[0] + 0.05 * torch.randn(
+        n, 1
+    )
+    return net, x, y
+
+
+def test_the_rate_and_the_noise_of_the_outcomes_are_found():
+    net, x, y = of_one_layer(0.3, n=1500)
+    net[2].p = 0.05
+    tuning = tune_dropout(net, x, y, n_draws=1000)
+    assert tuning.drop_probs["2"] == pytest.approx(0.3, abs=0.03) and tuning.network[2].p == tuning.drop_probs["2"]
+    assert isinstance(tuning.likelihood, db.Gaussian)
+    assert 200 < tuning.likelihood.precision < 800  # 400; most of the variance is that of the masks
+    assert tuning.gain > 3 * tuning.standard_error and net[2].p == 0.05
+
+
+def test_a_network_without_dropout_is_given_it_and_keeps_its_weights():
+    net, x, y = of_one_layer(0.3)
+    plain = nn.Sequential(net[0], net[1], net[3])
+    before = copy.deepcopy(plain.state_dict())
+    tuning = tune_dropout(plain, x, y, where=["2"])
+    assert tuning.drop_probs["2"] == pytest.approx(0.3, abs=0.03) and tuning.gain > 0
+    assert [site.drop_prob for site in db.sites(tuning.network, x)] == [tuning.drop_probs["2"]]
+    for weights in (plain.state_dict(), tuning.network.state_dict()):
+        assert all(torch.equal(weights[key], before[key]) for key in before)
+
+
+def test_a_network_that_dropout_cannot_help_is_returned_as_it_is():
+    torch.manual_seed(0)
+    net, x = nn.Linear(3, 1), torch.randn(300, 3)
+    y = net(x).detach() + 0.5 * torch.randn(300, 1)
+    tuning = tune_dropout(net, x, y)
+    assert tuning.log_likelihood >= tuning.plain_log_likelihood
+    assert tuning.network is net or tuning.gain > 0
+
+
+def test_a_harmful_fit_is_not_returned(monkeypatch):
+    """Rates far too large on purpose: the rows that were not fitted refuse them."""
+    net, x, y = of_one_layer(0.3, n=300)
+    y = net.eval()(x).detach() + 0.01 * torch.randn(300, 1)
+    monkeypatch.setattr(Parts, "fit", lambda self, *_: iter([dict.fromkeys(self.settings, 0.5)]))
+    tuning = tune_dropout(net, x, y)
+    assert tuning.network is net and not tuning.drop_probs and tuning.gain == 0
+    assert isinstance(tuning.likelihood, db.Gaussian)
+    assert tuning.likelihood.precision == pytest.approx(1e4, rel=0.2)
+    assert "no drop probabilities were good enough" in str(tuning)
+
+
+def test_each_unit_has_the_rate_of_its_outcomes():
+    torch.manual_seed(0)
+    net, x, keep = nn.Sequential(nn.Dropout(0.1), nn.Linear(6, 1)), torch.randn(3000, 6), torch.ones(6)
+    nn.init.constant_(net[1].weight, 1.0)
+    keep[:3] = 0.6
+    with torch.no_grad():
+        y = net[1](x * torch.bernoulli(keep.expand_as(x)) / keep) + 0.2 * torch.randn(len(x), 1)
+    alike, tuning = (tune_dropout(net, x, y, per=per) for per in ("layer", "unit"))
+    found = tuning.drop_probs["0"]
+    assert found[:3].min() > 0.25 and found[3:].max() < 0.1
+    assert tuning.log_likelihood > alike.log_likelihood and tuning.gain > 3 * tuning.standard_error
+    assert tuning.network.state_dict().keys() == net.state_dict().keys() and " to " in str(tuning)
+    torch.testing.assert_close(tuning.network.eval()(x), net.eval()(x))
+    drawn = db.predict(tuning.network, x[:50], n_draws=5000).epistemic[:, 0]
+    torch.testing.assert_close(drawn.double(), x[:50].double().square() @ (found / (1 - found)), rtol=0.1, atol=1e-3)
+
+
+def test_units_of_a_network_without_dropout_have_rates_as_well():
+    net, x, y = of_one_layer(0.3, n=600)
+    tuning = tune_dropout(nn.Sequential(net[0], net[1], net[3]), x, y, per="unit")
+    assert [len(rates) for rates in tuning.drop_probs.values()] == [2, 40] and tuning.gain > 0
+    assert len(db.sites(tuning.network, x)) == 2
+
+
+@pytest.mark.parametrize("y", [torch.zeros(20).long(), torch.zeros(20, 5, 1)], ids=["classes", "positions"])
+def test_units_without_rates_of_their_own_are_refused(y):
+    net = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 1 if y.is_floating_point() else 2))
+    with pytest.raises(ValueError, match=r"`per`.*unit"):
+        tune_dropout(net, torch.randn(*y.shape[:2], 3) if y.dim() > 1 else torch.randn(20, 3), y, per="unit")
+
+
+def test_an_output_without_an_axis_of_its_own_is_tuned_alike():
+    net, x, y = of_one_layer(0.3, n=300)
+    flat = Module(lambda m, x: m.net(x)[:, 0], net=net)
+    assert tune_dropout(flat, x, y[:, 0]).log_likelihood == pytest.approx(tune_dropout(net, x, y).log_likelihood)
+
+
+def test_the_noise_is_that_of_the_draws():
+    """Two draws one apart, and outcomes near one of them: their distance to it is the noise, not that to both."""
+    torch.manual_seed(0)
+    outputs = torch.tensor([0.0, 1.0])[:, None, None].expand(2, 1000, 1).double()
+    y = torch.randint(2, (1000, 1)) + 0.1 * torch.randn(1000, 1)
+    assert fitted_noise(outputs, y).precision == pytest.approx(100, rel=0.1)
+
+
+def test_classes_of_an_overconfident_network_gain():
+    torch.manual_seed(0)
+    x = torch.randn(600, 2)
+    y = (x[:, 0] + torch.randn(600) > 0).long()
+    net = nn.Sequential(nn.Linear(2, 30), nn.Tanh(), nn.Linear(30, 2))
+    with torch.no_grad():  # right on average, far too sure
+        net[2].weight.mul_(0)
+        net[0].weight.mul_(0.2)
+        net[2].weight.copy_(20 * torch.stack([-net[0].weight[:, 0], net[0].weight[:, 0]]))
+    tuning = tune_dropout(net, x, y)
+    assert tuning.gain > 0.1 and set(tuning.drop_probs) == {"0", "2"} and isinstance(tuning.likelihood, db.Categorical)
+    assert f"{tuning.gain:+.4f}" in str(tuning)
+
+
+def test_the_covariance_is_the_weighted_sum_of_the_layers():
+    net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 8), nn.Tanh(), nn.Dropout(0.4),
+                        nn.Linear(8, 2)).double()  # fmt: skip
+    x = torch.randn(6, 2, dtype=torch.float64)
+    held = HeldOut(net, x, torch.zeros(6, 2), None)
+    parts = Parts(net, held, _settings(net, db.sites(net, x)), db.Sampling())
+    assert list(parts.settings) == ["2", "5"]
+    net[2].p, net[5].p = 0.1, 0.3
+    ratios = torch.tensor([0.1 / 0.9, 0.3 / 0.7], dtype=torch.float64)
+    torch.testing.assert_close(torch.einsum("g,grkl->rkl", ratios, parts.covariances[:-1]), covariance(net, x))
+
+
+def test_recurrent_and_attention_modules_have_settings_too():
+    net = Module(lambda m, x: m.head(m.att(*[m.rnn(x)[0]] * 3)[0].mean(1)), head=nn.Linear(4, 1),
+                 rnn=nn.LSTM(3, 4, 2, dropout=0.2, batch_first=True),
+                 att=nn.MultiheadAttention(4, 2, dropout=0.1, batch_first=True))  # fmt: skip
+    torch.manual_seed(0)
+    x = torch.randn(600, 5, 3)
+    y = db.draws(net, x, n_draws=1, masks="row", sampling=db.Sampling(sampler="independent"))[0]
+    tuning = tune_dropout(net, x, y)
+    assert set(tuning.drop_probs) == {"rnn", "att"} and tuning.network.rnn.dropout == tuning.drop_probs["rnn"]
+
+
+def test_dropout_without_a_module_is_refused_with_a_remedy():
+    net = Module(lambda m, x: m.a(nn.functional.dropout(x, 0.5, m.training)), a=nn.Linear(3, 1))
+    with pytest.raises(ValueError, match=r"can be set.*nn\.Dropout"):
+        tune_dropout(net, torch.randn(20, 3), torch.randn(20, 1))
+
+
+def test_too_few_outcomes_are_refused():
+    with pytest.raises(ValueError, match="`y` must have one outcome for each of the 20 rows"):
+        tune_dropout(nn.Linear(2, 1), torch.randn(20, 2), torch.randn(19, 1))
+
+
+# One rate for the whole network ---------------------------------------------------------------------------------------
+
+
+def test_the_chosen_probability_is_the_largest_within_the_tolerance():
+    (x, y), net = numbers(1000), trained(drop_prob=0.0)
+    tuning = tune_dropout(net, x, y, per="network", tolerance=0.05)
+    within = [p for p, score in tuning.tried.items() if score >= tuning.plain_log_likelihood - 0.05]
+    assert set(tuning.drop_probs.values()) == {max(within)} and tuning.log_likelihood == tuning.tried[max(within)]
+    assert [site.drop_prob for site in db.sites(tuning.network, x)] == [pytest.approx(max(within))] * 2
+    assert f"chosen: drop_prob {max(within):g}" in str(tuning)
+    wider = tune_dropout(net, x, y, per="network", tolerance=10.0)
+    assert set(wider.drop_probs.values()) == {0.3}
+
+
+def test_without_a_tolerance_the_best_probability_is_taken():
+    net, x, y = of_one_layer(0.3, n=600)
+    net[2].p = 0.05
+    tuning = tune_dropout(net, x, y, per="network", drop_probs=(0.01, 0.3, 0.9))
+    assert tuning.drop_probs == {"2": 0.3} == {"2": max(tuning.tried, key=tuning.tried.get)}
+    assert tuning.network[2].p == 0.3 and net[2].p == 0.05 and tuning.gain > 3 * tuning.standard_error
+
+
+def test_a_layer_that_add_dropout_replaces_has_the_rate_too():
+    torch.manual_seed(0)
+    net = Module(lambda m, x: m.head(m.rnn(x)[0].mean(1)), head=nn.Linear(4, 1), rnn=nn.GRU(3, 4, batch_first=True))
+    x = torch.randn(60, 5, 3)
+    y = 3 * torch.randn(60, 1)
+    for per in ("network", "layer"):
+        tuning = tune_dropout(net, x, y, per=per, where=["rnn"], **({"tolerance": 9.0} if per == "network" else {}))
+        rates = {site.drop_prob for site in db.sites(tuning.network, x)} if tuning.drop_probs else set()
+        assert rates == set(tuning.drop_probs.values())
+
+
+def test_when_no_probability_is_within_the_tolerance_it_says_so():
+    x = torch.linspace(-1, 1, 200)[:, None].expand(-1, 2).contiguous()
+    net = nn.Sequential(nn.Linear(2, 1))
+    with torch.no_grad():
+        net[0].weight[:], net[0].bias[:] = 50.0, 0.0
+        y = net(x) + 0.01 * torch.randn(200, 1)
+    tuning = tune_dropout(net, x, y, per="network", tolerance=0.01)
+    assert not tuning.drop_probs and tuning.network is net and tuning.gain == 0
+    assert "no drop probabilities" in str(tuning)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"tolerance": -1, "per": "network"}, "`tolerance` must be"),
+        ({"tolerance": 1}, "`tolerance` must be"),
+        ({"drop_probs": [1.0]}, "`drop_probs` must hold"),
+        ({"per": "head"}, "`per` must be"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        tune_dropout(trained(drop_prob=0.0), *numbers(20), **arguments)
+
+
+# A text ---------------------------------------------------------------------------------------------------------------
+
+
+def language_model_and_text():
+    """A tiny model fitted to a text in which every token follows from the one before, mostly."""
+    model = tiny_model("Llama", vocab_size=12)
+    source = torch.Generator().manual_seed(0)
+    text = torch.randint(3, 12, (64, 1), generator=source)
+    for _ in range(11):
+        noise = torch.randint(0, 9, (64, 1), generator=source) * (torch.rand(64, 1, generator=source) < 0.2)
+        text = torch.cat([text, 3 + (text[:, -1:] - 2 + noise) % 9], 1)
+    optimiser = torch.optim.Adam(model.parameters(), lr=2e-3)
+    for _ in range(80):
+        optimiser.zero_grad()
+        model(text[:32], labels=text[:32]).loss.backward()
+        optimiser.step()
+    return model.eval(), text[32:]
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return language_model_and_text()
+
+
+def test_on_a_text_the_largest_probability_within_the_nats_per_token_is_chosen(fitted):
+    model, text = fitted
+    tuning = tune_dropout(model, text, per="network", tolerance=0.05, where=last_blocks(model, 1), n_draws=8)
+    with torch.no_grad():
+        assert tuning.plain_log_likelihood == pytest.approx(-float(model(text, labels=text).loss), abs=1e-5)
+    within = [p for p, score in tuning.tried.items() if score >= tuning.plain_log_likelihood - 0.05]
+    assert set(tuning.drop_probs.values()) == {max(within)}
+    assert tuning.network.lm_head.weight is model.lm_head.weight
+    assert {site.path for site in db.sites(tuning.network, text[:2])} == last_blocks(model, 1)
+
+
+class Logits(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids):
+        return self.model(ids).logits
+
+
+def test_the_log_likelihood_of_a_text_is_that_of_the_mean_over_draws(fitted):
+    model, text = fitted
+    tuning = tune_dropout(
+        model, text[:4], per="network", tolerance=9.0, where=heads(model), drop_probs=[0.2], n_draws=6, seed=3
+    )
+    dropped = Logits(db.add_dropout(model, 0.2, where=heads(model)))
+    logits = db.draws(dropped, text[:4], n_draws=6, seed=3, masks="row", sampling=db.Sampling(positions="tied"))
+    mean = logits[:, :, :-1].softmax(-1).mean(0)
+    expected = mean.gather(-1, text[:4, 1:, None]).log().mean()
+    assert tuning.tried[0.2] == pytest.approx(float(expected), abs=1e-4)
+
+
+def test_padding_does_not_count(fitted):
+    model, text = fitted
+    padded = torch.cat([torch.zeros(4, 3, dtype=torch.long), text[:4]], 1)
+    inputs = {"input_ids": padded, "attention_mask": (padded > 0).long()}
+    options = {"per": "network", "tolerance": 9.0, "where": heads(model), "drop_probs": [0.1], "n_draws": 4}
+    bare, behind = tune_dropout(model, text[:4], **options), tune_dropout(model, inputs, **options)
+    assert behind.plain_log_likelihood == pytest.approx(bare.plain_log_likelihood, abs=1e-4)
+    assert behind.tried[0.1] == pytest.approx(bare.tried[0.1], abs=1e-3)
+
+
+def test_on_a_text_none_is_an_answer(fitted):
+    model, text = fitted
+    tuning = tune_dropout(model, text, per="network", tolerance=0.0, drop_probs=[0.3, 0.5], n_draws=4)
+    assert not tuning.drop_probs and tuning.network is model and "nats per token" in str(tuning)
+
+
+@pytest.mark.parametrize(
+    "x", [torch.ones(3, 4), torch.ones(3, 1, dtype=torch.long), {"pixels": torch.ones(3, 4)}, [1, 2]]
+)
+def test_what_is_no_text_is_refused(x, fitted):
+    with pytest.raises(ValueError, match="`x` must be a text where no `y` is given"):
+        tune_dropout(fitted[0], x, per="network")
+
+
+def test_a_network_without_logits_for_every_position_is_refused():
+    with pytest.raises(ValueError, match="must be a causal language model"):
+        tune_dropout(Summing(), torch.ones(2, 3, dtype=torch.long), per="network")
+
+
+class Summing(nn.Module):
+    def forward(self, input_ids):
+        return input_ids.float().sum(1, keepdim=True)
+
+
+def test_a_text_has_one_rate_for_the_whole_network(fitted):
+    with pytest.raises(ValueError, match=r"`per` must be \"network\", or, with outcomes"):
+        tune_dropout(*fitted)
