@@ -23,7 +23,7 @@ from torch import Tensor
 from dropbayes.linear.points import gaussian_points
 from dropbayes.linear.variables import SiteVariables, Variable, standard_masks
 from dropbayes.sampling import Inputs, Inspection, Keys, RowLayout, cloned_leaves, eagerly, split
-from dropbayes.tracing import AtMeans, Interception
+from dropbayes.tracing import AtMeans, Interception, version
 from dropbayes.tracing.generators import keyed_generators
 
 _MAX_UNITS = 4096  # of a site whose masks are laid out; the sum over more is Gaussian enough
@@ -150,7 +150,9 @@ def linearise(
     has_gates = any(site.kind in ("rand", "randperm", "bernoulli") for site in profile.sites)
     with seeded, (AtMeans if has_gates else Interception)(source):
         tensors, _ = split(eagerly(inputs.call)(net, leaves))
-    if not mask_leaves and (source.has_derivatives or not all(variable.is_intact for variable in source.variables)):
+    products = [variable for variable in source.variables if variable.factor is not None]
+    written = any(version(one.value) != one.version for one in products)
+    if not mask_leaves and (source.has_derivatives or written):
         return linearise(inspection, inputs, ignored, tied, twice, mask_leaves=True)
     outputs = [rows_first(out, layout, inputs.n_rows) for out, layout in zip(tensors, profile.outputs, strict=True)]
     return Linearisation(outputs, source.variables, inputs.n_rows, twice)

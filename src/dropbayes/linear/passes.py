@@ -104,11 +104,7 @@ class LinearPlan:
         for start in range(0, inputs.n_rows, self.block_rows):
             rows = range(start, min(start + self.block_rows, inputs.n_rows))
             block = inputs if len(rows) == inputs.n_rows else inputs.block(rows.start, rows.stop)
-            yield rows, self.linearise(block, twice=twice)
-
-    def linearise(self, inputs: Inputs, *, twice: bool = False) -> Linearisation:
-        """The linearisation of all rows as one batch."""
-        return linearise(self.inspection, inputs, ignored=self.ignored, tied=self.tied, twice=twice)
+            yield rows, linearise(self.inspection, block, self.ignored, self.tied, twice)
 
     @property
     def block_rows(self) -> int:
@@ -150,10 +146,9 @@ class LinearPlan:
                 return mean[None], linear.variance(index, at_once)
             return linear.points(index, N_POINTS, at_once).detach(), None
         chosen = mean.detach().topk(options.max_outputs).indices
-        part = replace(linear, outputs=[mean.gather(1, chosen)])
-        if self.only_moments:
-            return mean[None], torch.zeros_like(mean.double()).scatter(1, chosen, part.variance(0, at_once))
-        points = part.points(0, N_POINTS, at_once).detach()
+        points, variance = self._summary(replace(linear, outputs=[mean.gather(1, chosen)]), 0)
+        if variance is not None:
+            return mean[None], torch.zeros_like(mean.double()).scatter(1, chosen, variance)
         whole = mean.detach().double().expand(len(points), -1, -1)
         return whole.scatter(2, chosen.expand(len(points), -1, -1), points), None
 

@@ -51,11 +51,6 @@ class Variable:
         """The shape of the numbers."""
         return tuple(self.value.shape) if self.factor is None else self.mask_shape
 
-    @property
-    def is_intact(self) -> bool:
-        """Whether the product has not been written into."""
-        return self.factor is None or version(self.value) == self.version
-
     def derivative(self, gradients: Tensor) -> Tensor:
         """The derivatives by the numbers, from those by the value, `[combination, ...]`."""
         if self.factor is None:
