@@ -23,7 +23,7 @@ from torch import Tensor
 from dropbayes.linear.points import gaussian_points
 from dropbayes.linear.variables import SiteVariables, Variable, standard_masks
 from dropbayes.sampling import Inputs, Inspection, Keys, RowLayout, cloned_leaves, eagerly, split
-from dropbayes.tracing import AtMeans, Interception, version
+from dropbayes.tracing import AtMeans, Interception, SiteNames, version
 from dropbayes.tracing.generators import keyed_generators
 
 _MAX_UNITS = 4096  # of a site whose masks are laid out; the sum over more is Gaussian enough
@@ -143,7 +143,7 @@ def linearise(
 ) -> Linearisation:
     """The linearisation of all rows as one batch; `twice` for gradients with derivatives by the input."""
     profile, net = inspection.profile, inspection.network()
-    source = SiteVariables(profile, net, ignored, tied, mask_leaves)
+    source = SiteVariables(profile, SiteNames(net), ignored, tied, mask_leaves)
     leaves: Sequence[Any] = (inputs if twice else inputs.with_tensors(Tensor.detach)).leaves
     leaves = cloned_leaves(leaves) if profile.writes_input else leaves
     seeded = keyed_generators(None) if profile.seeds_torch else contextlib.nullcontext()

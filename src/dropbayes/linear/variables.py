@@ -7,7 +7,6 @@ at their means, as leaves of the graph.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -67,18 +66,14 @@ class SiteVariables(Source):
     """
 
     def __init__(
-        self, profile: Profile, net: nn.Module, ignored: tuple[str, ...], tied: bool, leaves: bool = False
+        self, profile: Profile, names: SiteNames, ignored: tuple[str, ...], tied: bool, leaves: bool = False
     ) -> None:
         self.variables: list[Variable] = []
-        self._profile, self._net, self._ignored, self._tied, self._leaves = profile, net, ignored, tied, leaves
+        self._profile, self._names, self._ignored, self._tied, self._leaves = profile, names, ignored, tied, leaves
         self._by_name = {site.name: site for site in profile.sites} if profile.by_name else {}
         self._following = iter(profile.sites)
         self._drawn: Variable | None = None  # the numbers that the running operation has asked for
         self.has_derivatives = False  # the network differentiates itself, and masks are in its backward pass as well
-
-    @functools.cached_property
-    def _names(self) -> SiteNames:
-        return SiteNames({id(module): path for path, module in self._net.named_modules()})
 
     def is_off(self, training: bool) -> bool:
         return self._is_ignored() or not (training or is_ours(self._names.caller()[1]))

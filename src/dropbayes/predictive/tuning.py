@@ -145,7 +145,7 @@ def tune_dropout(
 
     def drawn(rates: Rates) -> tuple[Rates, Tensor]:
         """The rates, and the draws of the network with them."""
-        if not any(torch.as_tensor(rate).any() for rate in rates.values()):
+        if not any(torch.as_tensor(rate, device="cpu").any() for rate in rates.values()):
             return rates, held.plain[None]
         return rates, held.draws(_with_rates(base, settings, rates), n_draws, seed, sampling)
 
@@ -155,7 +155,9 @@ def tune_dropout(
     def fits(rows: Tensor) -> Iterable[tuple[Rates, Tensor]]:
         return alike if parts is None else map(drawn, parts.fit(rows))
 
-    order = torch.randperm(len(held.plain), generator=torch.Generator().manual_seed(seed)).to(held.plain.device)
+    order = torch.randperm(len(held.plain), generator=torch.Generator("cpu").manual_seed(seed), device="cpu").to(
+        held.plain.device
+    )
     folds = [order[fold::3] for fold in range(3)]
     judged = []
     for number, unseen in enumerate(folds):
@@ -247,7 +249,7 @@ class Parts:
         errors = (self.mean[rows] - y.double().reshape(-1, self.mean.shape[1])).square().flatten() + 1e-12
         *units, fixed = self.covariances[:, rows].diagonal(dim1=2, dim2=3).flatten(1).split([*self.sizes, 1])
         noise = torch.ones_like(fixed)
-        weights = torch.cat([torch.full((len(units),), 0.05).to(errors), errors.mean()[None] / 2])
+        weights = torch.cat([errors.new_full((len(units),), 0.05), errors.mean()[None] / 2])
         layers = torch.cat([*(one.sum(0, keepdim=True) for one in units), noise])
         weights = _weights(layers, fixed[0], errors, weights, 300)
         weights[:-1].clamp_(min=1e-6)  # a factor leaves 0 where it is
@@ -266,9 +268,9 @@ class Parts:
         """The masks' variances of the largest log-likelihood of points of the linear network."""
         mean, covariances = self.mean[rows], self.covariances[:, rows]
         size = covariances.diagonal(dim1=2, dim2=3).mean() + 1e-12
-        jitter = 1e-6 * size * torch.eye(mean.shape[1]).to(mean)
+        jitter = 1e-6 * size * torch.eye(mean.shape[1], device=mean.device)
         points = standard_points(len(jitter), _N_POINTS).to(mean)
-        scores = torch.full((len(self.settings),), -3.0).to(mean).requires_grad_()
+        scores = mean.new_full((len(self.settings),), -3.0).requires_grad_()
 
         def loss() -> Tensor:
             optimiser.zero_grad()

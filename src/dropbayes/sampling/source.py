@@ -79,7 +79,7 @@ class KeyedSource(Source):
         self.variance: Tensor | None = None
         self.site = 0
         self._depth = transform_depth() or 0  # of the caller's own transforms
-        self._net: nn.Module | None = None
+        self._names = SiteNames(None)
         self._by_name = {site.name: site for site in spec.profile.sites} if spec.profile.by_name else {}
         self._pending: tuple[Tensor, float] | None = None
         self._integrated: tuple[Tensor, int] | None = None
@@ -91,12 +91,7 @@ class KeyedSource(Source):
 
     def follow(self, net: nn.Module) -> None:
         """Tells sites by name, and what calls them, by the modules of `net`."""
-        self._net = net
-
-    @functools.cached_property
-    def _names(self) -> SiteNames:
-        modules = [] if self._net is None else self._net.named_modules()
-        return SiteNames({id(module): path for path, module in modules})
+        self._names = SiteNames(net)
 
     # What the handlers of stochastic operations ask -------------------------------------------------------------------
 

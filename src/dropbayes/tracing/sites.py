@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -63,13 +64,22 @@ class SiteNames:
     """The names of the sites of one forward pass, in the order of execution.
 
     Args:
-        paths: The names of the modules that run, by id.
+        running: The network that runs, or the names of its modules by id.
         originals: The modules in whose place they run, by id: that one of them runs itself is an error.
     """
 
-    def __init__(self, paths: Mapping[int, str], originals: Mapping[int, nn.Module] | None = None) -> None:
-        self.paths, self._originals = paths, originals or {}
+    def __init__(
+        self, running: Mapping[int, str] | nn.Module | None, originals: Mapping[int, nn.Module] | None = None
+    ) -> None:
+        self._running, self._originals = running, originals or {}
         self._calls: Counter[str] = Counter()
+
+    @functools.cached_property
+    def paths(self) -> Mapping[int, str]:
+        """The names of the modules by id, made when one is first asked for."""
+        if isinstance(self._running, nn.Module):
+            return {id(module): path for path, module in self._running.named_modules()}
+        return self._running or {}
 
     def callers(self) -> Iterator[tuple[str, nn.Module]]:
         """The modules whose code is running, from the innermost to the network itself."""

@@ -129,7 +129,7 @@ class ModelNoise:
         """Restores the last precision of a history; as a float64 it holds every bit of the parameter."""
         if self.log_precision is not None and history:
             with torch.no_grad():
-                self.log_precision.copy_(torch.tensor(history[-1], dtype=torch.float64).log())
+                self.log_precision.copy_(torch.tensor(history[-1], dtype=torch.float64, device="cpu").log())
 
 
 @dataclass(eq=False)

@@ -100,7 +100,7 @@ class LoadedRows:
                         f"`{self.name}` must be a DataLoader of pairs (input, target); got {type(pair).__name__}"
                         f"{f' of {len(parts)}' if parts else ''}."
                     )
-                inputs, targets = _validate(*parts, self.name, self.dtype)
+                inputs, targets = _validate(parts[0], parts[1], self.name, self.dtype)
                 yield Batch(inputs.to(self.device), targets.to(self.device))
 
     epoch = pass_through
