@@ -78,9 +78,8 @@ def group_thresholds(
 ) -> Tensor:
     """The threshold of each new row, from the held-out rows of its group: the guarantee holds within each group.
 
-    Mondrian conformal prediction [Vovk et al. 2005]. Groups must be known before the outcome: a site, an age band, a
-    predicted class; any integers for the held-out rows, `[row]`, and for the new ones, `[new row]`. Each needs at least
-    1 / (1 - level) - 1 held-out rows for a finite threshold.
+    Mondrian conformal prediction [Vovk et al. 2005]. Groups, any integers, must be known before the outcome: a site, an
+    age band, a predicted class. Each needs at least 1 / (1 - level) - 1 held-out rows for a finite threshold.
 
     Examples:
         >>> scores, groups = torch.arange(1.0, 9.0), torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
@@ -106,9 +105,8 @@ def class_thresholds(
 ) -> Tensor:
     """The threshold of each class, `[class]`, from its held-out rows: sets cover every class, rare ones too.
 
-    Pass it as the `threshold` of `conformal_sets`. Without it a rare class may be missed most of the time while the
-    average over rows meets the guarantee. A class with too few rows has an infinite one, and is then in every set. The
-    scores are those of the true `labels` (`label_scores`, `adaptive_label_scores`), which are class indices, `[row]`.
+    The `threshold` of `conformal_sets`, from the scores of the true labels. Without it a rare class may be missed most
+    of the time while the average over rows meets the guarantee; one with too few rows is in every set.
     """
     check_count("n_classes", n_classes)
     truth = class_labels(labels, n_rows=len(row_values("scores", scores, infinite=True)), n_classes=n_classes)
@@ -183,9 +181,9 @@ def _moments(arrays: Mapping[str, Array], std: Array | float) -> list[Tensor]:
 def conformal_interval(mean: Array, std: Array | float, *, threshold: Array | float) -> tuple[Tensor, Tensor]:
     r"""The split-conformal interval $\mu \pm q\,\sigma$, which holds the target with the probability of its threshold.
 
-    The guarantee is over new rows *and* held-out sets, for exchangeable rows, on average over rows and not for each.
-    The threshold $q$ is that of the `standardised_residuals` of held-out rows: a number (`conformal_threshold`), or
-    `[row]` (`group_thresholds`, or with weights). A `std` of 1 makes intervals of one width.
+    On average over new rows and held-out sets, not for each. The threshold $q$ is that of the `standardised_residuals`
+    of held-out rows: a number (`conformal_threshold`), or `[row]` (`group_thresholds`, or with weights). A `std` of 1
+    makes intervals of one width.
 
     Examples:
         >>> conformal_interval(torch.tensor([5.0]), torch.tensor([2.0]), threshold=1.8)
@@ -210,10 +208,9 @@ def quantile_residuals(lower: Array, upper: Array, y: Array) -> Tensor:
 def conformal_quantile_interval(lower: Array, upper: Array, *, threshold: Array | float) -> tuple[Tensor, Tensor]:
     r"""The conformalised quantile interval $[l - q,\; u + q]$ [Romano et al. 2019].
 
-    Predicted quantiles (of the mixture of draws, or of a quantile network) are widened by one number, or narrowed when
-    they were too wide; where a narrowed interval would be empty, both ends are its middle. Unlike $\mu \pm q\sigma$,
-    they follow skewed noise. The threshold $q$ is that of the `quantile_residuals` of held-out rows, as in
-    `conformal_interval`.
+    Predicted quantiles (of the mixture of draws, or of a quantile network), which follow skewed noise, are widened by
+    one number, or narrowed when they were too wide; where an interval would be empty, both ends are its middle. The
+    threshold $q$ is that of the `quantile_residuals` of held-out rows, as in `conformal_interval`.
 
     Examples:
         >>> conformal_quantile_interval(torch.tensor([0.0]), torch.tensor([4.0]), threshold=0.5)
@@ -356,8 +353,7 @@ def _of_label(scores: Tensor, labels: Array) -> Tensor:
 def conformal_sets(probabilities: Array, *, threshold: Array | float) -> Tensor:
     """The split-conformal set of classes, which holds the label with the probability of its threshold, `[row, class]`.
 
-    The guarantee is that of `conformal_interval`. These sets are the smallest on average [Sadinle et al. 2019]; a set
-    is empty when no class is probable enough. The size of `adaptive_conformal_sets` follows the uncertainty. The
+    These sets are the smallest on average [Sadinle et al. 2019]; one is empty when no class is probable enough. The
     threshold is that of the `label_scores` of held-out rows: a number (`conformal_threshold`), `[class]`
     (`class_thresholds`) or `[row, 1]`.
 
@@ -391,15 +387,9 @@ def adaptive_scores(
 
     $$s_c = \sum_{c':\, p_{c'} > p_c} p_{c'} + u\,p_c + \lambda\,(\mathrm{rank}_c - k)_+$$
 
-    [Romano et al. 2020]; regularised for $\lambda > 0$ [Angelopoulos et al. 2021]: the penalty on sets of more than $k$
-    classes keeps many improbable classes out.
-
-    Args:
-        probabilities: Predictive probabilities, `[row, class]`.
-        penalty: The regularisation $\lambda$ per class beyond the free ones.
-        free_classes: The size $k$ of a set without penalty.
-        uniform: A uniform random number $u$ per row, `[row]`, which makes the coverage exact; by default 1, which makes
-            it conservative and the same for every call.
+    [Romano et al. 2020]; regularised for $\lambda > 0$ [Angelopoulos et al. 2021]: the `penalty` on sets of more than
+    $k$, the `free_classes`, keeps many improbable classes out. A `uniform` random number $u$ per row, `[row]`, makes
+    the coverage exact; by default it is 1, which makes it conservative and the same for every call.
 
     Examples:
         >>> adaptive_scores(torch.tensor([[0.5, 0.2, 0.3]]))

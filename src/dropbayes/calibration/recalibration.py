@@ -188,8 +188,7 @@ def dirichlet_calibration(
     r"""The Dirichlet map, a full matrix and a bias, $\mathrm{softmax}(\mathbf W \log p + \mathbf b)$.
 
     [Kull et al. 2019], with their `penalty`: $\lambda$, larger for fewer rows, times the mean square of the
-    off-diagonal elements of $\mathbf W$ and of $\mathbf b$. It can move probability between classes that are mistaken
-    for each other. Fitted to held-out rows as `vector_scaling` is.
+    off-diagonal elements of $\mathbf W$ and of $\mathbf b$. Fitted to held-out rows as `vector_scaling` is.
     """
     check_positive("penalty", penalty, allow_zero=True)
     log_p, truth, weight = _held_out(probabilities, labels, sample_weight)
@@ -223,8 +222,7 @@ class BetaMap:
 def beta_calibration(probability: Array, event: Array, *, sample_weight: Array | None = None) -> BetaMap:
     r"""The beta map of the probability of one event (two classes, or one against the rest).
 
-    [Kull et al. 2017]: the family of maps that makes beta-distributed scores calibrated. It contains the identity
-    ($a = b = 1$, $c = 0$), which Platt's sigmoid of p does not, so calibrated probabilities are unchanged. Fitted to
+    [Kull et al. 2017]. It contains the identity ($a = b = 1$, $c = 0$), which Platt's sigmoid of p does not. Fitted to
     the claimed probability of the event on held-out rows, `[row]`, and whether it happened, `[row]`; both must occur.
     """
     p = _levels("probability", probability)

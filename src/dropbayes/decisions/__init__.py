@@ -93,15 +93,14 @@ def deferral_for_risk(
 ) -> DeferralRule:
     r"""The rule that defers least while the mean loss of the rows *kept* is certified to be at most `target`.
 
+    With probability at least `confidence` over the held-out rows, the mean loss of new rows from the same distribution
+    that are kept is at most `target`. Where nothing can be certified the rule defers every row, and says so.
+
     Learn then Test by fixed sequences [Angelopoulos et al. 2021]. A tenth of the held-out rows sets the candidate
-    thresholds, by their uncertainties alone. On the other rows three sequences of tests run upward. Two start at the
-    thresholds that keep two and four times the fewest rows that can certify the target, the third at the lowest;
-    each test has a third of the level $1 - \text{confidence}$, and a sequence ends at its first failure. Given a
-    threshold, the $m$ rows below it are independent, and the p-value of "the mean loss exceeds the target" is the
-    binomial $P(\mathrm{Bin}(m, \text{target}) \le \sum \ell)$ for losses of 0 or 1, that of Hoeffding and Bentkus for
-    other losses. With probability at least `confidence` over the held-out rows, the mean loss of new rows from the same
-    distribution that are kept is at most `target`. Where nothing can be certified the rule defers every row, and its
-    `guarantee` says so.
+    thresholds, by their uncertainties alone. On the others three sequences of tests run upward, from the thresholds
+    that keep two and four times the fewest rows that can certify the target, and from the lowest; each has a third of
+    the level $1 - \text{confidence}$ and ends at its first failure. The p-value of the $m$ rows below a threshold is
+    the binomial $P(\mathrm{Bin}(m, \text{target}) \le \sum \ell)$ for losses of 0 or 1, else Hoeffding's and Bentkus's.
 
     Args:
         uncertainty: Uncertainties of held-out rows the network was not fitted to, `[row]`.

@@ -145,16 +145,11 @@ class Concrete(Family):
     A unit's relaxed draw is $(1 - \tilde d)\,\mathbf m$ with $\mathrm{logit}\,\tilde d = (\mathrm{logit}\,d +
     \epsilon)/t$ and $\epsilon$ logistic: differentiable in the drop probability $d$, and $\tilde d$ tends to a
     Bernoulli variable as $t \to 0$. Draws that are not relaxed are dropout itself, and `mean` and `variance` are
-    theirs: at $t = 0.1$ and $d = 0.1$ a relaxed mask has 0.9 of the variance.
-
-    Args:
-        kept: $\mathbf M$, `[unit, column]`.
-        drop_logit: $\mathrm{logit}\,d$, a scalar.
-        temperature: $t > 0$; the authors take 0.1.
+    theirs: at $t = 0.1$, the authors' temperature, and $d = 0.1$ a relaxed mask has 0.9 of the variance.
     """
 
-    kept: Tensor
-    drop_logit: Tensor
+    kept: Tensor  # M, [unit, column]
+    drop_logit: Tensor  # a scalar
     temperature: float = 0.1
 
     def __post_init__(self) -> None:
@@ -173,7 +168,7 @@ class Concrete(Family):
         return self.keep_prob * torch.sigmoid(self.drop_logit) * self.kept.square()
 
     def masks(self, *shape: int, generator: torch.Generator | None = None, relaxed: bool = False) -> Tensor:
-        """Masks of units: 1 keeps a unit, 0 drops it; anything between when `relaxed`."""
+        """Masks of units: 1 keeps a unit, 0 drops it."""
         uniform = uniform_like(self.kept, *shape, generator=generator)
         if not relaxed:
             return (uniform < self.keep_prob).to(self.kept.dtype)

@@ -147,14 +147,9 @@ def parameter_groups(
     loss $E = \tfrac{1}{2M}\sum_n \|\mathbf y_n - \widehat{\mathbf y}_n\|^2$ [GG16, eq:NN:reg] and so minimise
     `negative_elbo` for a Gaussian of this precision. With a loss that is the mean negative log-likelihood itself
     (softmax cross-entropy, or a Gaussian one that contains $\tau$) pass `precision=1`. Parameters without a prior get
-    no decay. Use them with `torch.optim.SGD` or `Adam`, not `AdamW` (see `optimizer_weight_decay`).
-
-    Args:
-        net: Any network.
-        precision: $\tau$, a number: a learned one needs the loss itself, `negative_elbo`.
-        prior: The length-scales, optionally per layer; numbers, likewise.
-        n_data: $N$, the number of training rows.
-        keep_probs: As for `kl_coefficients`.
+    no decay. Use them with `torch.optim.SGD` or `Adam`, not `AdamW` (see `optimizer_weight_decay`). $\tau$ and the
+    length-scales are numbers: learned ones need the loss itself, `negative_elbo`. `keep_probs` are as for
+    `kl_coefficients`.
 
     Example:
         >>> net = nn.Sequential(nn.Dropout(0.1), nn.Linear(2, 3))

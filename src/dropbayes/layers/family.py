@@ -115,11 +115,7 @@ def safe_sqrt(square: Tensor) -> Tensor:
 class DiagonalGaussian(Family):
     r"""The Gaussian $\mathcal N(\mathbf M, \mathrm{diag}(\sigma^2))$, the paper's $q(\mathbf b)$.
 
-    [GG16, eq:variaitonal_dist_3].
-
-    Args:
-        loc: The means $\mathbf M$, `[unit, column]`.
-        std: $\sigma \ge 0$ of each element, broadcast against `loc`.
+    [GG16, eq:variaitonal_dist_3], with $\sigma \ge 0$ of each element, broadcast against `loc`, `[unit, column]`.
 
     Example:
         >>> q = DiagonalGaussian(torch.zeros(2, 3), torch.ones(()))

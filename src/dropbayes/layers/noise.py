@@ -109,12 +109,8 @@ class BernoulliNoise(_Spread):
 class ConcreteNoise(Noise):
     r"""Dropout with a learned drop probability (Gal, Hron and Kendall 2017).
 
-    Masks are relaxed in training and Bernoulli in prediction. Its prior is on the active weights $\mathbf M =
-    \theta/p$ whatever `Prior.applies_to` says: one that depended on the learned $p$ would be no prior.
-
-    Args:
-        drop_prob: The initial drop probability, in (0, 1).
-        temperature: The temperature of the relaxation.
+    Masks are relaxed at the `temperature` in training and Bernoulli in prediction. Its prior is on the active weights
+    $\mathbf M = \theta/p$ whatever `Prior.applies_to` says: one that depended on the learned $p$ would be no prior.
     """
 
     on_units = True
@@ -129,7 +125,6 @@ class ConcreteNoise(Noise):
 
     @property
     def drop_prob(self) -> float:
-        """The drop probability learned so far."""
         return torch.sigmoid(self.drop_logit.detach()).item()
 
     def posterior(self, weight: Tensor) -> Concrete:
@@ -150,9 +145,7 @@ class ConcreteNoise(Noise):
 class GaussianNoise(_Spread):
     r"""Weights and biases multiplied by $\mathcal N(1, \sigma^2)$, each by its own [GG16, section "Insights"].
 
-    Args:
-        noise_std: $\sigma$; $\sqrt{(1-p)/p}$ has the variance of dropout.
-        learn_std: Whether $\sigma$ is a parameter of the layer (Kingma, Salimans and Welling 2015).
+    $\sigma = \sqrt{(1-p)/p}$ has the variance of dropout; it may be learned (Kingma, Salimans and Welling 2015).
     """
 
     def __init__(self, noise_std: float = 0.3, *, learn_std: bool = False) -> None:

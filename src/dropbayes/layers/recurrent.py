@@ -205,14 +205,9 @@ class LSTM(_LSTMStep, _Recurrence, nn.LSTM):
     r"""`nn.LSTM` with one dropout mask per sequence for the inputs of every layer and one for its recurrent state.
 
     All gates share a unit's mask (the paper's tied weights), so a draw is $\mathbf z \mathbf M$ on the stacked matrices
-    torch stores. Parameters, arguments and results are those of `nn.LSTM`, and with both probabilities 0 so are the
-    numbers. Packed sequences have one mask each too.
-
-    Args:
-        *args: As for `nn.LSTM`.
-        drop_prob: The drop probability of input units, in every layer.
-        recurrent_drop_prob: The drop probability of the recurrent state's units; None takes `drop_prob`.
-        **kwargs: As for `nn.LSTM`; `dropout` must be 0.
+    torch stores. Parameters, results and further arguments are those of `nn.LSTM`, whose `dropout` must be 0; with both
+    probabilities 0 so are the numbers. `drop_prob` is that of input units, in every layer, `recurrent_drop_prob` that
+    of the recurrent state's units, by default the same. Packed sequences have one mask each too.
 
     Example:
         >>> output, (h, c) = LSTM(3, 4, drop_prob=0.2, batch_first=True)(torch.zeros(2, 5, 3))

@@ -130,12 +130,8 @@ def mask_shape(x: Tensor, row_axis: int, unit_axis: int) -> list[int]:
 class Linear(WeightLayer, nn.Linear):
     r"""`nn.Linear` with weights drawn from $q(\mathbf W)$; `bias=False` or a bias that is the GP's mean function.
 
-    Args:
-        in_features: $Q$, the number of units that are dropped.
-        out_features: $K$.
-        bias: As in `nn.Linear`.
-        noise: The family; `BernoulliNoise(0.1)` by default.
-        row_axis: The axis of the rows in inputs of three or more axes; 1 for `[time, row, unit]`.
+    `noise` is the family, by default `BernoulliNoise(0.1)`; the $Q$ `in_features` are the units that are dropped.
+    `row_axis` is the axis of the rows in inputs of three or more axes: 1 for `[time, row, unit]`.
 
     Example:
         >>> layer = Linear(3, 2, noise=BernoulliNoise(0.5)).eval()

@@ -45,8 +45,7 @@ __all__ = [
 def predictive_mean(likelihood: Likelihood, draws: Tensor) -> Tensor:
     r"""The predictive mean $\mathbb E[\mathbf y^*]$: the mean of the likelihood's mean over draws.
 
-    [GG16, prop:mean]: MC dropout's estimate from the outputs $\widehat{\mathbf y}_t$, `[draw, row, *event]`. Weight
-    averaging ("standard dropout") is the network in evaluation mode.
+    [GG16, prop:mean], from the outputs $\widehat{\mathbf y}_t$, `[draw, row, *event]`.
 
     Example:
         >>> predictive_mean(Gaussian(1.0), torch.tensor([[[1.0]], [[4.0]]]))

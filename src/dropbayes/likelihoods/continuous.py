@@ -16,11 +16,8 @@ from dropbayes.runtime.validation import check_positive
 class Gaussian(Likelihood):
     r"""The Gaussian observation model $\mathcal N(\mathbf y; \widehat{\mathbf y}, \tau^{-1} \mathbf I_D)$.
 
-    [GG16, eq:generative_model_reg].
-
-    Args:
-        precision: The model precision $\tau > 0$, in units of 1/y²; a scalar tensor if it is to be learned, a tensor
-            `[output]` for a $\tau_d$ of each output along the last axis (the paper has one).
+    [GG16, eq:generative_model_reg]. The `precision` $\tau > 0$ is in units of 1/y²; a scalar tensor if it is to be
+    learned, a tensor `[output]` for a $\tau_d$ of each output along the last axis (the paper has one).
     """
 
     precision: float | Tensor
@@ -94,12 +91,8 @@ class StudentT(Likelihood):
     $$p(y \mid \widehat y) = \frac{\Gamma(\frac{\nu + 1}2)}{\Gamma(\frac\nu2) \sqrt{\nu \pi} s}
     \Big(1 + \frac1\nu \big(\tfrac{y - \widehat y}s\big)^2\Big)^{-\frac{\nu + 1}2}$$
 
-    The loss of a large error grows like its logarithm, not its square. As $\nu \to \infty$ it is the Gaussian of
-    precision $s^{-2}$.
-
-    Args:
-        scale: The scale $s > 0$, in units of y.
-        degrees_of_freedom: The degrees of freedom $\nu > 2$, below which there is no variance.
+    The loss of a large error grows like its logarithm, not its square. As the degrees of freedom $\nu > 2$ grow it
+    becomes the Gaussian of precision $s^{-2}$; the scale $s$ is in units of y.
 
     Example:
         >>> StudentT(scale=2.0, degrees_of_freedom=4.0).variance(torch.zeros(1, 1))  # s² ν / (ν - 2)
@@ -143,14 +136,11 @@ class StudentT(Likelihood):
 class Quantiles(Likelihood):
     r"""A network that gives quantiles $q_1 \dots q_K$ of y at levels $\alpha_1 \dots \alpha_K$, the last axis.
 
-    Such a network is trained with `pinball_loss`. Its outputs do not determine the distribution between the levels; the
-    simplest consistent one is used: the density is constant between two quantiles,
+    Such a network is trained with `pinball_loss`. There are at least two `levels`, increasing in (0, 1). Between them
+    the simplest consistent distribution is used: the density is constant between two quantiles,
     $(\alpha_{k+1} - \alpha_k) / (q_{k+1} - q_k)$, and decays exponentially, without a jump, beyond the outer ones.
     Crossing quantiles are sorted (Chernozhukov, Fernández-Val and Galichon, *Quantile and probability curves
     without crossing*, Econometrica 78, 2010). `y` has the output's shape without its last axis.
-
-    Args:
-        levels: The levels of the outputs, at least two, increasing in (0, 1).
 
     Example:
         >>> likelihood = Quantiles((0.1, 0.5, 0.9))

@@ -14,9 +14,7 @@ from dropbayes.likelihoods.observation import ClassLikelihood, Likelihood, check
 
 @dataclass(frozen=True)
 class Categorical(ClassLikelihood):
-    r"""The softmax likelihood of a class, $p(c \mid \widehat{\mathbf y}) \propto \exp(\widehat y_c)$.
-
-    [GG16, eq:generative_model_class].
+    r"""The softmax likelihood of a class, $\propto \exp(\widehat y_c)$ [GG16, eq:generative_model_class].
 
     Args:
         class_axis: The axis of the classes in the network's output, rows first. By default 1, as in torch's losses:
@@ -119,10 +117,7 @@ class Bernoulli(ClassLikelihood):
     r"""Yes or no: $p(y = 1 \mid \widehat y) = \sigma(\widehat y)$, independent for each element of the output.
 
     One output is a binary classifier (`BCEWithLogitsLoss`), several are labels that a row may have at once. `y` holds
-    0 and 1 (or fractions between them) in the output's shape.
-
-    Args:
-        probabilities: Whether the network ends in a sigmoid, so that its output is probabilities and not logits.
+    0 and 1 (or fractions between them) in the output's shape. With `probabilities` the network ends in a sigmoid.
 
     Example:
         >>> Bernoulli().mean(torch.tensor([[0.0], [2.0]]))
@@ -189,9 +184,9 @@ class Poisson(Likelihood):
         return sum_events(counts * output - output.exp() - torch.lgamma(counts + 1), y)
 
     def check(self, output: Tensor, y: Tensor | None = None) -> None:
-        if y is not None and not bool(((y >= 0) & (y == y.round())).all()):
-            wrong = y[~((y >= 0) & (y == y.round()))].flatten()[0].item()
-            raise ValueError(f"`y` must hold counts (whole numbers, 0 or more) for Poisson; got {wrong:g}.")
+        wrong = [] if y is None else y[~((y >= 0) & (y == y.round()))]
+        if len(wrong):
+            raise ValueError(f"`y` must hold counts (whole numbers, 0 or more) for Poisson; got {wrong[0].item():g}.")
 
     def sample(self, output: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         return torch.poisson(output.exp(), generator=generator)

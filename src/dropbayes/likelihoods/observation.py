@@ -34,8 +34,7 @@ class Likelihood(ABC):
     def check(self, output: Tensor, y: Tensor | None = None) -> None:  # noqa: B027 - most accept any values
         """Raises ValueError, or warns, if the values of `output` or `y` do not suit this likelihood.
 
-        Values are checked only here, once per prediction: `log_density` checks shapes only, so that a training step
-        never waits for the device.
+        `log_density` checks shapes only, so that a training step never waits for the device.
         """
 
 

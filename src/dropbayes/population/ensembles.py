@@ -74,10 +74,9 @@ def choose_ensemble(
 ) -> EnsembleChoice:
     r"""The ensemble chosen greedily by held-out predictive log-likelihood and, for numbers, mean error.
 
-    All candidates on all folds are one population; the best few may be trained once more, longer, as further
-    candidates: first the best of each number of inputs seen, since short trainings compare those badly. For classes
-    these learn each input by its relevance (Neal 1996), as the short trainings found it, and the best is trained with
-    the most dropout and decay, too. The τ of each is the maximiser of its held-out log-likelihood (`fit_precision`).
+    All candidates on all folds are one population; the best few, first the best of each number of inputs seen, may be
+    trained once more, longer, as further candidates. For classes these learn each input by its relevance (Neal 1996) in
+    the short trainings, and the best with the most dropout and decay, too. The τ of each is that of `fit_precision`.
 
     Args:
         x: Inputs `[row, feature]`.

@@ -303,14 +303,10 @@ class Features:
 class RandomBias(Layer):
     r"""The covariance $\int p(b)\,\mathbb E[\sigma(\mathbf w^T\mathbf x + b)\,\sigma(\mathbf w^T\mathbf y + b)]\,db$.
 
-    [GG16, sect:gp_approx_model], "some distribution $p(b)$". The outer integral is a Gauss-Legendre rule over the
-    quantiles of $p(b)$, the inner one a quadrature. Its features, the finite-rank process, the deep process and the
-    evidence of a network draw biases from $p(b)$.
-
-    Args:
-        layer: The layer whose $\sigma$ and length-scale are used; its `bias_scale` is not.
-        distribution: $p(b)$, with an inverse distribution function (`icdf`).
-        nodes: Nodes of the outer rule.
+    [GG16, sect:gp_approx_model], "some distribution $p(b)$" with an inverse distribution function (`icdf`). The outer
+    integral is a Gauss-Legendre rule of some `nodes` over its quantiles, the inner one a quadrature of the layer's
+    $\sigma$ and length-scale. Its features, the finite-rank process, the deep process and the evidence of a network
+    draw biases from $p(b)$.
 
     Example:
         >>> x = torch.tensor([[0.5], [-1.0]], dtype=torch.float64)

@@ -27,13 +27,11 @@ class Deep(Covariance):
     $$\mathbf K_i(\mathbf x, \mathbf y) = \mathbb E[\sigma_i(u) \sigma_i(v)], \quad
     \operatorname{Cov}(u, v) = l_i^{-2} \mathbf K_{i-1}(\mathbf x, \mathbf y) + \beta_i^2,$$
 
-    with $\mathbf K_0 = \mathbf x^T \mathbf y$: the paper's $\mathbf K_2$ averaged over $\mathbf F_1$.
+    with $\mathbf K_0 = \mathbf x^T \mathbf y$: the paper's $\mathbf K_2$ averaged over $\mathbf F_1$, for the
+    covariances of any number of `layers`, first layer first. (The paper has $l_i = 1$ after the first.)
 
     From the second layer on, inputs are distinguished by differences of covariances, to half the digits of the dtype:
     `Step` shows this for nearly equal inputs, and `Cosine` for a variance below it of 1e8 or more (1e4 in float32).
-
-    Args:
-        layers: The covariance of each hidden layer, first layer first. (The paper has $l_i = 1$ after the first.)
 
     Example:
         >>> from dropbayes.processes import ReLU

@@ -90,12 +90,8 @@ def _tunable(covariance: Covariance) -> dict[str, float]:
 class NetworkKernel(Kernel):
     r"""The scikit-learn kernel of a network covariance: it can be cloned, composed, printed and tuned.
 
-    Its hyperparameters are the covariance's scales that are neither zero nor infinite (those are fixed); the
-    gradient with respect to their logarithms is exact.
-
-    Args:
-        covariance: The covariance function $\mathbf K$, with its scales as the initial values.
-        scale_bounds: The lower and upper bound of every scale in a search, or "fixed".
+    Its hyperparameters are the covariance's scales that are neither zero nor infinite (those are fixed), each within
+    the `scale_bounds` in a search, or "fixed"; the gradient with respect to their logarithms is exact.
 
     Example:
         >>> from sklearn.gaussian_process.kernels import ConstantKernel

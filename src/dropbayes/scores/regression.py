@@ -118,7 +118,7 @@ def _interval(lower: Array, upper: Array, y: Array) -> list[Tensor]:
 def quantile_score(quantile: Array, y: Array, *, level: float) -> Tensor:
     r"""The quantile (pinball) score $(\mathbb 1[y \le q] - \alpha)(q - y)$ of the predicted $\alpha$-quantile $q$.
 
-    Proper for the quantile of `level` $\alpha$; its integral over levels, times two, is the CRPS. Smaller is better.
+    Its integral over the levels $\alpha$, times two, is the CRPS. Smaller is better.
 
     Examples:
         >>> quantile_score(torch.tensor([1.0, 1.0]), torch.tensor([0.0, 2.0]), level=0.9)
