@@ -145,7 +145,7 @@ def tune_dropout(
 
     def drawn(rates: Rates) -> tuple[Rates, Tensor]:
         """The rates, and the draws of the network with them."""
-        if not any(torch.as_tensor(rate, device="cpu").any() for rate in rates.values()):
+        if not any(rate.any() if isinstance(rate, Tensor) else rate for rate in rates.values()):
             return rates, held.plain[None]
         return rates, held.draws(_with_rates(base, settings, rates), n_draws, seed, sampling)
 
@@ -155,9 +155,8 @@ def tune_dropout(
     def fits(rows: Tensor) -> Iterable[tuple[Rates, Tensor]]:
         return alike if parts is None else map(drawn, parts.fit(rows))
 
-    order = torch.randperm(len(held.plain), generator=torch.Generator("cpu").manual_seed(seed), device="cpu").to(
-        held.plain.device
-    )
+    generator = torch.Generator("cpu").manual_seed(seed)
+    order = torch.randperm(len(held.plain), generator=generator, device="cpu").to(held.plain.device)
     folds = [order[fold::3] for fold in range(3)]
     judged = []
     for number, unseen in enumerate(folds):
