@@ -33,8 +33,7 @@ _MAX_UNITS = 4096  # of a site whose masks are laid out; the sum over more is Ga
 class Linearisation:
     """Some rows of a network, linear in the variables of its sites."""
 
-    outputs: list[Tensor]
-    """Each tensor of the output at the variables' means, `[row, ...]`."""
+    outputs: list[Tensor]  #: Each tensor of the output at the variables' means, `[row, ...]`.
     variables: list[Variable]
     n_rows: int
     twice: bool = False  # gradients can be differentiated again

@@ -39,15 +39,13 @@ class Explanation:
     """The epistemic variance of each row, and its shares; prints as a table."""
 
     sites: tuple[Site, ...]
-    by_unit: tuple[Tensor, ...]
-    """The share of each unit of each site, `[row, ...]`; all of them sum to the variance."""
+    by_unit: tuple[Tensor, ...]  #: The share of each unit of each site, `[row, ...]`; all of them sum to the variance.
     by_position: Tensor | None
     """The share of each position of the sequence, `[row, position]`, if requested; less than the variance where masks
     belong to no position."""
     by_feature: Tensor | None
     """The share of each number of the input, in its shape; None for tokens and for several arguments."""
-    names: tuple[str, ...]
-    """The names of a table's features."""
+    names: tuple[str, ...]  #: The names of a table's features.
 
     @property
     def by_site(self) -> Tensor:

@@ -253,15 +253,11 @@ def _checked_sizes(linear: Linearisation) -> tuple[int, ...]:
 class LinearCheck:
     """The linear method against draws, over all outputs of all rows; prints as a sentence."""
 
-    ratio: float
-    """The standard deviation by the linear method, relative to that of the draws: the median."""
+    ratio: float  #: The standard deviation by the linear method, relative to that of the draws: the median.
     low: float
-    high: float
-    """The 10th and the 90th percentile of that ratio; a few draws alone spread it by 1 / sqrt(2 n_draws)."""
-    rank_correlation: float
-    """Of the two standard deviations; NaN for a single output."""
-    mean_error: float
-    """The distance between the means in standard deviations of the draws: the median."""
+    high: float  #: The 10th and the 90th percentile of that ratio; a few draws alone spread it by 1 / sqrt(2 n_draws).
+    rank_correlation: float  #: Of the two standard deviations; NaN for a single output.
+    mean_error: float  #: The distance between the means in standard deviations of the draws: the median.
     n_draws: int
 
     @property

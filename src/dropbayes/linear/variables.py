@@ -38,10 +38,8 @@ class Variable:
     site: Site
     value: Tensor
     """The numbers, a leaf of the graph of length 1 along positions that share them; or the product with a mask."""
-    std: float | Tensor
-    """The standard deviation of each number: one for all, or of the value's shape."""
-    factor: Tensor | None = None
-    """What the mask multiplies; None if the value is the numbers."""
+    std: float | Tensor  #: The standard deviation of each number: one for all, or of the value's shape.
+    factor: Tensor | None = None  #: What the mask multiplies; None if the value is the numbers.
     mask_shape: tuple[int, ...] = ()
     version: int = 0  # of the product and of the factor, which share their memory
 

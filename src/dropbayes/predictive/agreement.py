@@ -24,19 +24,12 @@ _JOINT_SIGMAS = 2.394  # the worst of three standard normal numbers exceeds it w
 
 @dataclass(frozen=True)
 class Agreement:
-    """A verdict on calibration.
+    """A verdict on calibration."""
 
-    Args:
-        kind: "over" (confident), "under", "uneven" (wrong in shape), "calibrated", or "few" rows.
-        text: The verdict in words.
-        level: The nominal coverage at which it shows most.
-        factor: The factor on the standard deviation with which intervals would hold what they claim, where one serves.
-    """
-
-    kind: Literal["calibrated", "over", "under", "uneven", "few"]
-    text: str
-    level: float = 0.95
-    factor: float = 1.0
+    kind: Literal["calibrated", "over", "under", "uneven", "few"]  #: Over-confident, ..., wrong in shape, too few rows.
+    text: str  #: The verdict in words.
+    level: float = 0.95  #: The nominal coverage at which it shows most.
+    factor: float = 1.0  #: On the standard deviation, with which intervals would hold what they claim, if one serves.
 
     @property
     def sentence(self) -> str:

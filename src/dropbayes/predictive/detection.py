@@ -14,18 +14,13 @@ from dropbayes.scores import auroc, average_precision, fpr_at_tpr
 
 @dataclass(frozen=True)
 class Detection(Printed):
-    """How well each uncertainty tells rows of another kind from known ones; prints as a table.
-
-    Attributes:
-        scores: By uncertainty: `auroc`, `fpr_at_95` (the share of the other rows among which 95 % of the known ones
-            would pass) and `average_precision`.
-        n_known: The number of known rows.
-        n_other: The number of rows of another kind.
-    """
+    """How well each uncertainty tells rows of another kind from known ones; prints as a table."""
 
     scores: dict[str, dict[str, float]]
-    n_known: int
-    n_other: int
+    """By uncertainty: `auroc`, `fpr_at_95` (the share of the other rows among which 95 % of the known ones would pass)
+    and `average_precision`."""
+    n_known: int  #: The number of known rows.
+    n_other: int  #: The number of rows of another kind.
 
     def table(self) -> Table:
         """The scores of each uncertainty, in one line."""

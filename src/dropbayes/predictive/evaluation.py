@@ -50,28 +50,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Evaluation(Printed):
-    """The scores of a network's predictive distribution against outcomes; prints as a table.
+    """The scores of a network's predictive distribution against outcomes; prints as a table."""
 
-    Attributes:
-        log_likelihood: The mean log-likelihood of a row; for several outputs, of all of them together.
-        scores: The other scores by name; those of several outputs are called `output.score`.
-        log_likelihoods: The log-likelihood of each row.
-        reliability: What was claimed and what was observed: of central intervals, or of the predicted classes; for
-            several outputs, of the first that has a likelihood.
-        n_rows: The number of rows.
-        n_outcomes: The number of outcomes that the scores count: pixels of maps, nodes of a graph, outputs of a row.
-        n_draws: The number of draws; 0 for a method without draws.
-        method: That method.
-    """
-
-    log_likelihood: float
-    scores: dict[str, float]
-    log_likelihoods: Tensor
+    log_likelihood: float  #: The mean log-likelihood of a row; for several outputs, of all of them together.
+    scores: dict[str, float]  #: The other scores by name; those of several outputs are called `output.score`.
+    log_likelihoods: Tensor  #: The log-likelihood of each row.
     reliability: ReliabilityCurve
+    """What was claimed and what was observed: of central intervals, or of the predicted classes; for several outputs,
+    of the first that has a likelihood."""
     n_rows: int
-    n_outcomes: int
-    n_draws: int
-    method: str = "sampling"
+    n_outcomes: int  #: The outcomes that the scores count: pixels of maps, nodes of a graph, outputs of a row.
+    n_draws: int  #: The number of draws; 0 for a method without draws.
+    method: str = "sampling"  #: That method.
 
     def __getattr__(self, name: str) -> float:
         scores: dict[str, float] = self.__dict__.get("scores", {})

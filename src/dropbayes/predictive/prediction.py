@@ -31,30 +31,19 @@ class Prediction(Printed):
     for each: `head` is the prediction of one of them.
     """
 
-    mean: Tensor
-    """The predictive mean; for `Categorical`, class probabilities."""
-    epistemic: Tensor
-    """The variance over draws, which more data would reduce."""
-    aleatoric: Tensor
-    """The expected variance given the function, which no data would reduce; 0 without a likelihood."""
-    n_draws: int
-    """The number of draws made; 0 when the moments are exact, linear or propagated."""
-    method: str
-    """The method: "exact", "linear", "moments", or the strategy of the draws."""
+    mean: Tensor  #: The predictive mean; for `Categorical`, class probabilities.
+    epistemic: Tensor  #: The variance over draws, which more data would reduce.
+    aleatoric: Tensor  #: The expected variance given the function, which no data would reduce; 0 without a likelihood.
+    n_draws: int  #: The number of draws made; 0 when the moments are exact, linear or propagated.
+    method: str  #: The method: "exact", "linear", "moments", or the strategy of the draws.
     information: Mapping[str, Tensor] = field(default_factory=dict)
     """The statistics of classes by name: `entropy`, `expected_entropy`, `variation_ratio`."""
-    quantiles: Tensor | None = None
-    """Quantiles over draws, `[quantile, row, ...]`, if requested."""
-    quantile_levels: tuple[float, ...] = ()
-    """Their levels."""
-    draws: Tensor | None = None
-    """All draws, `[draw, row, ...]`, if requested."""
-    draws_used: Tensor | None = None
-    """For `n_draws="auto"`: the number of draws of each row."""
-    standard_error: Tensor | None = None
-    """For `n_draws="auto"`: the Monte Carlo standard error reached by the mean."""
-    row_axis: int | None = 0
-    """The axis of the rows in the mean; None if the whole output is of one row."""
+    quantiles: Tensor | None = None  #: Quantiles over draws, `[quantile, row, ...]`, if requested.
+    quantile_levels: tuple[float, ...] = ()  #: Their levels.
+    draws: Tensor | None = None  #: All draws, `[draw, row, ...]`, if requested.
+    draws_used: Tensor | None = None  #: For `n_draws="auto"`: the number of draws of each row.
+    standard_error: Tensor | None = None  #: For `n_draws="auto"`: the Monte Carlo standard error reached by the mean.
+    row_axis: int | None = 0  #: The axis of the rows in the mean; None if the whole output is of one row.
 
     @classmethod
     def of(cls, statistics: Mapping[str, PyTree], **settings: Any) -> Prediction:

@@ -25,29 +25,17 @@ COVERAGE_LEVELS = (0.5, 0.8, 0.95)
 
 @dataclass(frozen=True)
 class RegressionOutcomes:
-    """The per-row data of the regression scores.
+    """The per-row data of the regression scores."""
 
-    Args:
-        y: The observed targets, `[row, ...]`.
-        mean: The predictive mean.
-        std: The predictive standard deviation.
-        pit: The predictive distribution function at the target (`Mixture.pit`).
-        log_likelihood: The predictive log-likelihood of each row, `[row]`.
-        sample_weight: The weight of each row.
-        crps: The continuous ranked probability score of each row, or of a selection of rows.
-        lower: The lower end of the central interval with coverage of the last of `COVERAGE_LEVELS`.
-        upper: Its upper end.
-    """
-
-    y: Array
-    mean: Array
-    std: Array
-    pit: Array
-    log_likelihood: Array
-    sample_weight: Array | None = None
-    crps: Array | None = None
-    lower: Array | None = None
-    upper: Array | None = None
+    y: Array  #: The observed targets, `[row, ...]`.
+    mean: Array  #: The predictive mean.
+    std: Array  #: The predictive standard deviation.
+    pit: Array  #: The predictive distribution function at the target (`Mixture.pit`).
+    log_likelihood: Array  #: The predictive log-likelihood of each row, `[row]`.
+    sample_weight: Array | None = None  #: The weight of each row.
+    crps: Array | None = None  #: The continuous ranked probability score of each row, or of a selection of rows.
+    lower: Array | None = None  #: The lower end of the central interval with the last of `COVERAGE_LEVELS`.
+    upper: Array | None = None  #: Its upper end.
 
     @staticmethod
     def columns(mixture: Mixture, y: Tensor, *, ranked: Tensor | slice) -> dict[str, Tensor]:
@@ -76,19 +64,12 @@ class RegressionOutcomes:
 
 @dataclass(frozen=True)
 class ClassOutcomes:
-    """The per-row data of the classification scores.
+    """The per-row data of the classification scores."""
 
-    Args:
-        labels: Class indices, `[row]`.
-        probabilities: Predictive probabilities, `[row, class]`.
-        sample_weight: The weight of each row.
-        mutual_information: The mutual information of label and weights, in nats.
-    """
-
-    labels: Array
-    probabilities: Array
-    sample_weight: Array | None = None
-    mutual_information: Array | None = None
+    labels: Array  #: Class indices, `[row]`.
+    probabilities: Array  #: Predictive probabilities, `[row, class]`.
+    sample_weight: Array | None = None  #: The weight of each row.
+    mutual_information: Array | None = None  #: The mutual information of label and weights, in nats.
 
     def uncertainty(self) -> Tensor:
         """The entropy of each row, in nats."""
@@ -108,27 +89,16 @@ Value = Callable[[Any], Tensor]  # of outcomes
 
 @dataclass(frozen=True)
 class Score:
-    """One score of a set of rows.
+    """One score of a set of rows."""
 
-    Args:
-        label: Its display name.
-        meaning: Its meaning, with its unit or range.
-        better: Which direction is better; None if neither is.
-        value: The score of the outcomes, a scalar.
-        error: Its standard error over independent rows of equal weight; None if unknown.
-        nominal: The ideal value, if there is one.
-        percent: Whether it is a fraction, shown in percent.
-        core: Whether `evaluate` reports it.
-    """
-
-    label: str
-    meaning: str
-    better: Better
-    value: Value
-    error: Value | None = None
-    nominal: float | None = None
-    percent: bool = False
-    core: bool = False
+    label: str  #: Its display name.
+    meaning: str  #: Its meaning, with its unit or range.
+    better: Better  #: Which direction is better; None if neither is.
+    value: Value  #: The score of the outcomes, a scalar.
+    error: Value | None = None  #: Its standard error over independent rows of equal weight; None if unknown.
+    nominal: float | None = None  #: The ideal value, if there is one.
+    percent: bool = False  #: Whether it is a fraction, shown in percent.
+    core: bool = False  #: Whether `evaluate` reports it.
 
     @property
     def description(self) -> str:

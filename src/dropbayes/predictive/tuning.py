@@ -45,18 +45,13 @@ Rates = Mapping[str, float | Tensor]
 class Tuning(Printed):
     """Drop probabilities and noise fitted to held-out rows; prints as a table."""
 
-    drop_probs: Rates
-    """The drop probability of each layer, or of its units, by name; empty if none was good enough."""
-    likelihood: Likelihood | None
-    """The observation model with the noise that belongs to the network; None for a text."""
+    drop_probs: Rates  #: The drop probability of each layer, or of its units, by name; empty if none was good enough.
+    likelihood: Likelihood | None  #: The observation model with the noise that belongs to the network; None for a text.
     log_likelihood: float
     """The log-likelihood of the result on rows that were not fitted, in nats per row; of a text, per token."""
-    plain_log_likelihood: float
-    """That of the network without dropout, with the noise that suits it best."""
-    standard_error: float
-    """Of the difference between the two."""
-    tried: Mapping[float, float]
-    """The log-likelihood by drop probability, of one for the whole network."""
+    plain_log_likelihood: float  #: That of the network without dropout, with the noise that suits it best.
+    standard_error: float  #: Of the difference between the two.
+    tried: Mapping[float, float]  #: The log-likelihood by drop probability, of one for the whole network.
     network: nn.Module
     """A copy of the network with these rates, which shares its weights for a text; itself if none was good enough."""
 

@@ -26,36 +26,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Verdict(Printed):
-    r"""The evaluation of Monte Carlo dropout on held-out rows; prints as a table.
+    """The evaluation of Monte Carlo dropout on held-out rows; prints as a table."""
 
-    Attributes:
-        sites: The name and drop probability of each stochastic operation.
-        n_rows: The number of rows.
-        n_draws: The number of draws.
-        log_likelihood: The mean predictive log-likelihood of the draws.
-        plain_log_likelihood: That of one pass without dropout.
-        gain_error: The standard error of their difference.
-        risk: The risk-coverage curve of the rows ranked by their uncertainty.
-        random_area: The area under the curve of a random ranking: the mean loss.
-        coverage: The observed coverage of the central intervals, by nominal coverage (regression).
-        calibration_error: The expected calibration error (classification).
-        ensemble_log_likelihoods: The log-likelihood of ensembles of 1, 2, ... members, if any are given.
-        linear: The linear method (`predict(method="linear")`) beside 30 draws of some of the rows; None where the
-            network has no derivatives.
-    """
-
-    sites: Sequence[tuple[str, float | None]]
+    sites: Sequence[tuple[str, float | None]]  #: The name and drop probability of each stochastic operation.
     n_rows: int
     n_draws: int
-    log_likelihood: float
-    plain_log_likelihood: float
-    gain_error: float
-    risk: RiskCoverage
-    random_area: float
-    coverage: dict[float, float]
-    calibration_error: float | None
-    ensemble_log_likelihoods: tuple[float, ...] = ()
+    log_likelihood: float  #: The mean predictive log-likelihood of the draws.
+    plain_log_likelihood: float  #: That of one pass without dropout.
+    gain_error: float  #: The standard error of their difference.
+    risk: RiskCoverage  #: The risk-coverage curve of the rows ranked by their uncertainty.
+    random_area: float  #: The area under the curve of a random ranking: the mean loss.
+    coverage: dict[float, float]  #: The observed coverage of the central intervals, by nominal coverage (regression).
+    calibration_error: float | None  #: The expected calibration error (classification).
+    ensemble_log_likelihoods: tuple[float, ...] = ()  #: Of ensembles of 1, 2, ... members, if any are given.
     linear: LinearCheck | None = None
+    """The linear method (`predict(method="linear")`) beside 30 draws of some of the rows; None where the network has no
+    derivatives."""
 
     @property
     def gain(self) -> float:
