@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import dropbayes as db
 from dropbayes.sampling import masks
-from tests.sampling.loop import made
+from tests.sampling.loop import assert_law, made
 
 PASSES: list[int] = []
 
@@ -96,6 +96,15 @@ def packed():
     return net, (torch.randn(64, 6, 5), torch.randint(2, 7, (64,)))
 
 
+def packed_after_dropout():
+    def function(self, x, lengths):
+        steps = pack_padded_sequence(self.d(x), lengths, batch_first=True, enforce_sorted=False)
+        return self.o(self.l(steps)[1][0][-1])
+
+    net = Noted(function, d=nn.Dropout(0.2), l=nn.LSTM(5, 8, batch_first=True), o=nn.Linear(8, 1))
+    return net, (torch.randn(64, 6, 5), torch.randint(2, 7, (64,)))
+
+
 def experts():
     def function(self, x):
         chosen, out = self.gate(x).argmax(-1), x.new_zeros(len(x), 2)
@@ -109,7 +118,7 @@ def experts():
 
 
 NETWORKS = {f"layers skipped by {name}": lambda gate=gate: skipped(gate) for name, gate in GATES.items()} | {
-    f.__name__: f for f in (batch_depth, dropped_weights, siamese, packed, experts)
+    f.__name__: f for f in (batch_depth, dropped_weights, siamese, packed, packed_after_dropout, experts)
 }
 
 
@@ -122,6 +131,33 @@ def test_a_prediction_takes_the_passes_of_its_draws_and_few_more(name, first):
     calls, rows = passes(lambda: db.predict(net, x, n_draws=30, seed=1))
     most = 30 * 1.3 + (15 if first else 2)
     assert calls <= most and rows <= 64 * most, (calls, rows / 64)
+
+
+def sampled_class():
+    def function(self, x):
+        logits = self.a(x)
+        chosen = torch.distributions.Categorical(logits=logits).sample() if self.training else logits.argmax(-1)
+        return self.o(nn.functional.one_hot(chosen, 5).float())
+
+    return Noted(function, a=nn.Linear(8, 5), o=nn.Linear(5, 2)), torch.randn(64, 8)
+
+
+@pytest.mark.parametrize("make", [batch_depth, sampled_class])
+def test_numbers_that_are_filled_in_and_classes_as_columns_are_mapped_over(make):
+    net, x = made(make)
+    assert "mapped" in db.predict(net, x, n_draws=30).method
+    assert_law(net, x[:3])
+
+
+def test_a_tensor_that_is_filled_in_and_read_itself_is_not_mapped_over():
+    def function(self, x):
+        noise = torch.zeros(1, 8)
+        noise.normal_()
+        return self.o(torch.tanh(self.a(x)) + (noise if self.training else 0))
+
+    net, x = made(lambda: (Noted(function, a=nn.Linear(8, 8), o=nn.Linear(8, 2)), torch.randn(3, 8)))
+    assert db.predict(net, x, n_draws=30).method == "draw by draw"
+    assert_law(net, x)
 
 
 def test_the_numbers_of_draws_that_run_one_at_a_time_are_generated_at_once(monkeypatch):

@@ -87,12 +87,7 @@ _inspections: weakref.WeakKeyDictionary[nn.Module, tuple[NetworkState, dict[Any,
 
 
 def inspect(
-    net: nn.Module,
-    inputs: Inputs,
-    ignored: tuple[str, ...] = (),
-    *,
-    positions: bool = False,
-    any_length: bool = False,
+    net: nn.Module, inputs: Inputs, ignored: tuple[str, ...] = (), *, positions: bool = False, any_length: bool = False
 ) -> Inspection:
     """The inspection of a network on inputs of this form, remembered until something about its modules changes.
 
@@ -322,8 +317,6 @@ def _profile(batch: Probe, alone: Probe, probes: list[Probe], n_rows: int) -> Pr
         outputs=(),
         structure=batch.structure,
         last_layer=recorder.is_integrable(alone.tensors) and not draws_branch,
-        rows_together=True,
-        one_row=False,
         reads_rows=any(rowed for _, rowed, _ in reads),
         rows_depend=any(rowed and number and not drawn for drawn, rowed, number in reads),
         draws_branch=draws_branch,

@@ -84,12 +84,20 @@ def _first_that_agrees(inspection: Inspection, inputs: Inputs, spec: MaskSpec, c
     second = min(1, rows.n_rows - 1)
     spec = replace(spec, keys=Keys(spec.keys.seed, 2, spec.keys.sampler), integrate=False, trial=True)
 
-    def run(strategy: Strategy, *, alone: bool = False) -> list[Tensor]:
+    def run(strategy: Strategy, rows: Inputs = rows, network: Any = inspection.network, *, alone: bool = False) -> Any:
         leaves = cloned_leaves(rows.rows([second]) if alone else rows.leaves)
         draws, indices = (range(1, 2), range(second, second + 1)) if alone else (range(2), range(rows.n_rows))
-        work = Work(inspection.network, rows, leaves, draws, indices)
+        work = Work(network, rows, leaves, draws, indices)
         with _without_fallbacks() if strategy.draws == "mapped" else contextlib.nullcontext():
             return _in_full_precision(inspection, inputs, lambda: evaluate(strategy, spec, work))
+
+    def agrees_in_double(strategy: Strategy) -> bool:
+        try:
+            view = View(copy.deepcopy(inspection.net()).double(), inspection.flags)  # type: ignore[union-attr]
+            exact = double_inputs(rows), lambda: view.net
+            return agrees(run(strategy, *exact), run(ONE_BY_ONE, *exact, alone=True), second, 1)
+        except Exception:  # the network supports one precision only
+            return False
 
     if candidates:
         expected = run(ONE_BY_ONE, alone=True)
@@ -106,26 +114,9 @@ def _first_that_agrees(inspection: Inspection, inputs: Inputs, spec: MaskSpec, c
         if agrees(outputs, expected, second, 1):
             return strategy
         # Tensor cores round to ten bits, and a small number may be the difference of large ones.
-        if agrees(outputs, expected, second, 1, nearly=True) and _agrees_in_double(inspection, rows, spec, strategy):
+        if agrees(outputs, expected, second, 1, nearly=True) and agrees_in_double(strategy):
             return strategy
     return ONE_BY_ONE
-
-
-def _agrees_in_double(inspection: Inspection, rows: Inputs, spec: MaskSpec, strategy: Strategy) -> bool:
-    """Whether a strategy agrees with the plain loop on a copy of the network in double precision."""
-    try:
-        net = copy.deepcopy(inspection.net()).double()  # type: ignore[union-attr]
-        view = View(net, inspection.flags)
-        exact, second = double_inputs(rows), min(1, rows.n_rows - 1)
-
-        def run(strategy: Strategy, leaves: Any, indices: range, draws: range) -> list[Tensor]:
-            return evaluate(strategy, spec, Work(lambda: view.net, exact, cloned_leaves(leaves), draws, indices))
-
-        outputs = run(strategy, exact.leaves, range(exact.n_rows), range(2))
-        alone = run(ONE_BY_ONE, exact.rows([second]), range(second, second + 1), range(1, 2))
-    except Exception:  # the network supports one precision only
-        return False
-    return agrees(outputs, alone, second, 1)
 
 
 def agrees(outputs: list[Tensor], expected: list[Tensor], row: int, draw: int, *, nearly: bool = False) -> bool:

@@ -28,9 +28,8 @@ class AtMeans(Interception):
 
     def __init__(self, source: Source) -> None:
         super().__init__(source)
-        self._uniforms: dict[
-            int, tuple[Tensor, object, Any]
-        ] = {}  # by id: the tensor, its site, what was added (or None)
+        # By id: the tensor, its site, and what was added (or None).
+        self._uniforms: dict[int, tuple[Tensor, object, Any]] = {}
         self._gates: dict[int, tuple[Tensor, object]] = {}  # by id: the tensor and its site
         self._compared: set[object] = set()  # sites: gates of the same uniforms are not independent
 
@@ -58,9 +57,9 @@ class AtMeans(Interception):
         name = func.__name__.strip("_")
         if name == "bernoulli":
             self._gates[id(result)] = result, site
-        elif name in ("rand", "rand_like", "uniform"):
-            between_0_and_1 = name != "uniform" or (len(args) == 1 and not kwargs)
-            self._uniforms[id(result)] = result, site, 0.0 if between_0_and_1 else None
+        elif name in ("rand", "rand_like", "uniform", "randn", "randn_like", "normal"):
+            standard = name in ("rand", "rand_like") or (name == "uniform" and len(args) == 1 and not kwargs)
+            self._uniforms[id(result)] = result, site, 0.0 if standard else None
         else:
             self.source.chooses(site, name)
         return result

@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from dropbayes.tracing.states import cell_value
+
 SENTINEL_SEED = 0x64726F70626179  # the seed of torch's generator while a network runs that seeds it, which shows that
 _BORROWED = threading.RLock()  # two predictions of such networks do not borrow the generators at once
 
@@ -62,7 +64,7 @@ def names_generators(net: nn.Module) -> frozenset[str]:
         found |= names & _NAMES
         scope = function.__globals__
         pending += [f for f in map(scope.get, names) if callable(f) and _is_near(f, function)]
-        pending += [*filter(callable, map(_contents, function.__closure__ or ())), *(function.__defaults__ or ())]
+        pending += [*filter(callable, map(cell_value, function.__closure__ or ())), *(function.__defaults__ or ())]
     return frozenset(found)
 
 
@@ -80,13 +82,6 @@ def _is_near(function: Any, other: Any) -> bool:
         return True
     homes = [str(getattr(one, "__module__", "")).partition(".")[0] for one in (function, other)]
     return isinstance(function, types.FunctionType) and homes[0] == homes[1]
-
-
-def _contents(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not assigned yet
-        return None
 
 
 def state_of(generator: Any) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,12 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import PyTree
 
-from dropbayes.tracing.operations import SCALARS, Arguments, Operation
+from dropbayes.tracing.operations import SCALARS, Arguments, Operation, is_batched
 from dropbayes.tracing.recurrence import recurrence
 from dropbayes.tracing.sources import Handlers, RandomMode, UnsupportedStrategy, handles, run_intercepted
-
-# From functorch: whether a tensor is mapped over.
-_is_batched: Callable[[Tensor], bool] = torch._C._functorch.is_batchedtensor
 
 HANDLERS: Handlers = {}
 
@@ -88,7 +84,7 @@ def _recurrent(mode: RandomMode, func: Operation, *args: Any) -> PyTree:
 
 def _is_mapped(args: Arguments) -> bool:
     """Whether a recurrent layer is mapped over, for which torch's own has no rule."""
-    return any(isinstance(a, Tensor) and _is_batched(a) for a in args[:2])
+    return any(isinstance(a, Tensor) and is_batched(a) for a in args[:2])
 
 
 @handles(HANDLERS, F.linear)
@@ -97,7 +93,7 @@ def _linear(mode: RandomMode, func: Operation, input: Tensor, weight: Tensor, bi
     if result is not None:
         return result
     result = func(input, weight, bias)
-    if not _is_batched(result) or result.dtype != torch.float32 or not torch.is_autocast_enabled(result.device.type):
+    if not is_batched(result) or result.dtype != torch.float32 or not torch.is_autocast_enabled(result.device.type):
         return result
     return result.to(torch.get_autocast_dtype(result.device.type))  # vmap adds a bias in its own precision
 
@@ -113,7 +109,7 @@ def _convolution(
     **kwargs: Any,
 ) -> Tensor:
     device = input.device.type
-    if _is_batched(input) and torch.is_autocast_enabled(device):  # under vmap, autocast does not convert the bias
+    if is_batched(input) and torch.is_autocast_enabled(device):  # under vmap, autocast does not convert the bias
         dtype = torch.get_autocast_dtype(device)
         input, weight, bias = input.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     return func(input, weight, bias, *args, **kwargs)
@@ -134,7 +130,7 @@ def _batch_norm(
 ) -> Tensor:
     """Batch normalisation in evaluation mode as an affine map: under vmap, torch's own takes twice as long."""
     training = training and not (mode.source.freezes_statistics and running_mean is not None)
-    if not _is_batched(input) or training or running_mean is None or running_var is None:
+    if not is_batched(input) or training or running_mean is None or running_var is None:
         return func(input, running_mean, running_var, weight, bias, training, momentum, eps)
     scale = torch.rsqrt(running_var + eps)
     scale = scale if weight is None else scale * weight
@@ -146,14 +142,22 @@ def _batch_norm(
 @handles(HANDLERS, *SCALARS)
 def _read(mode: RandomMode, func: Operation, tensor: Tensor) -> Any:
     """The one value of a tensor; of a mapped one, that of all its members, if they agree as they would alone."""
-    if not _is_batched(tensor) or tensor.numel() != 1:
+    if not is_batched(tensor) or tensor.numel() != 1:
         return func(tensor)
-    while _is_batched(tensor):
+    while is_batched(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     value = tensor.reshape(-1)[0]
     if not bool((tensor == value).all()):
         raise UnsupportedStrategy("a branch on a value that differs between rows or draws")
     return func(value)
+
+
+@handles(HANDLERS, F.one_hot)
+def _one_hot(mode: RandomMode, func: Operation, tensor: Tensor, num_classes: int = -1) -> Tensor:
+    """Without torch's look at the smallest and the largest class, which would count as a branch on them."""
+    if num_classes < 0:
+        return func(tensor)
+    return (tensor.unsqueeze(-1) == torch.arange(num_classes, device=tensor.device)).to(torch.int64)
 
 
 @handles(HANDLERS, Tensor.__contains__)

@@ -52,5 +52,8 @@ SCALARS: Operations = frozenset({
 })  # fmt: skip
 """Operations that give Python the one value of a tensor."""
 
+is_batched: Callable[[Tensor], bool] = torch._C._functorch.is_batchedtensor
+"""Whether a tensor is mapped over."""
+
 READS: Operations = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__})
 """Operations that give Python all values of a tensor without a call that the dispatcher sees."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils._pytree import PyTree
 
-from dropbayes.tracing.operations import LESS, MORE, Arguments, NamedArguments, Operation
+from dropbayes.tracing.operations import LESS, MORE, Arguments, NamedArguments, Operation, is_batched
 from dropbayes.tracing.sources import Handlers, RandomMode, handles, run_intercepted
 
 HANDLERS: Handlers = {F.gumbel_softmax: run_intercepted}
@@ -59,7 +59,15 @@ def _bernoulli(mode: RandomMode, func: Operation, input: Tensor, p: float | None
 def _bernoulli_(mode: RandomMode, func: Operation, input: Tensor, p: Any = 0.5, **kwargs: Any) -> Tensor:
     is_number = not isinstance(p, Tensor)
     probability = torch.full(tuple(input.shape), p, device=input.device) if is_number else p.expand(input.shape)
-    return input.copy_(mode.source.bernoulli(probability, 1 - p if is_number else None))
+    return _filled(input, mode.source.bernoulli(probability, 1 - p if is_number else None))
+
+
+def _filled(input: Tensor, value: Tensor) -> Tensor:
+    """`input` with these values; or mapped ones in its place, which no tensor that is not mapped can hold.
+
+    A network that reads `input` itself afterwards, not this result, fails its trial.
+    """
+    return value.to(input.dtype) if is_batched(value) and not is_batched(input) else input.copy_(value)
 
 
 def _uniforms(mode: RandomMode, kind: str, like: Tensor) -> Tensor:
@@ -104,12 +112,12 @@ def _template(func: Operation, args: Arguments, kwargs: NamedArguments) -> Tenso
 def _uniform_(mode: RandomMode, func: Operation, input: Tensor, *bounds: float, **kwargs: Any) -> Tensor:
     low, high = (*bounds, *(0.0, 1.0)[len(bounds) :])
     low, high = kwargs.get("from", low), kwargs.get("to", high)
-    return input.copy_(low + (high - low) * _uniforms(mode, "rand", input))
+    return _filled(input, low + (high - low) * _uniforms(mode, "rand", input))
 
 
 @_keyed(Tensor.normal_)
 def _normal_(mode: RandomMode, func: Operation, input: Tensor, mean: float = 0.0, std: float = 1.0, **_: Any) -> Tensor:
-    return input.copy_(mean + std * _normals(mode, input))
+    return _filled(input, mean + std * _normals(mode, input))
 
 
 @_keyed(torch.normal)
@@ -120,7 +128,7 @@ def _normal(mode: RandomMode, func: Operation, mean: Any, std: Any = 1.0, size: 
 
 @_keyed(Tensor.exponential_)
 def _exponential_(mode: RandomMode, func: Operation, input: Tensor, lambd: float = 1.0, **_: Any) -> Tensor:
-    return input.copy_(-torch.log(_uniforms(mode, "rand", input)) / lambd)
+    return _filled(input, -torch.log(_uniforms(mode, "rand", input)) / lambd)
 
 
 @_keyed(torch.randint, torch.randint_like)

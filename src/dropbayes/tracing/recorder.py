@@ -101,7 +101,7 @@ class Recorder(Ones):
         if out:
             self.sites_left_out.append(Site(-1, path, kind, drop_prob, shape, left_out=True))
         else:
-            self._drawn = len(self.sites) if kind in ("rand", "randperm", "bernoulli") else None
+            self._drawn = len(self.sites) if kind in ("rand", "randn", "randperm", "bernoulli") else None
             self.sites.append(Site(len(self.sites), path, kind, drop_prob, shape, name=self.names.next(kind)))
         return neutral_uniform(kind, shape, device) if out else super().uniform(kind, drop_prob, shape, device)
 

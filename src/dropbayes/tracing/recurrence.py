@@ -10,10 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import PyTree
 
-from dropbayes.tracing.operations import Arguments
-
-# From functorch: whether a tensor is mapped over.
-_is_batched: Callable[[Tensor], bool] = torch._C._functorch.is_batchedtensor
+from dropbayes.tracing.operations import Arguments, is_batched
 
 
 def recurrence(func: Callable[..., Any], args: Arguments, between: Callable[[Tensor, float], Tensor]) -> PyTree:
@@ -24,9 +21,7 @@ def recurrence(func: Callable[..., Any], args: Arguments, between: Callable[[Ten
         args: Its arguments, in the form for padded or for packed sequences.
         between: A map of a layer's output and the drop probability to the next layer's input.
     """
-    packed = isinstance(
-        args[3], (list, tuple)
-    )  # (data, batch_sizes, hx, weights, ...) against (input, hx, weights, ...)
+    packed = isinstance(args[3], (list, tuple))  # (data, batch_sizes, hx, weights, ...), not (input, hx, weights, ...)
     input, batch_sizes = (args[0], args[1]) if packed else (args[0], None)
     hx, weights, has_biases, n_layers, drop_prob, _, bidirectional = args[2:9] if packed else args[1:8]
     batch_first = False if packed else args[8]
@@ -43,7 +38,7 @@ def recurrence(func: Callable[..., Any], args: Arguments, between: Callable[[Ten
         if packed:
             initial = layer_states if len(layer_states) > 1 else layer_states[0]
             result = func(input, batch_sizes, initial, layer_weights, has_biases, 1, 0.0, False, bidirectional)
-        elif any(map(_is_batched, (input, *layer_states, *layer_weights))):
+        elif any(map(is_batched, (input, *layer_states, *layer_weights))):
             result = _Layer.apply(flags, input, *layer_states, *layer_weights)
         else:  # torch's own layer, which has derivatives of any order
             result = _Layer.forward(flags, input, *layer_states, *layer_weights)

@@ -193,3 +193,11 @@ def is_object(value: Any) -> bool:
         return False
     module = kind.__module__.partition(".")[0]
     return module not in sys.stdlib_module_names and module not in ("torch", "numpy", "triton")
+
+
+def cell_value(cell: types.CellType) -> Any:
+    """What a variable of a closure holds; None before it is assigned."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None

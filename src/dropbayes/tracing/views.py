@@ -10,6 +10,7 @@ from __future__ import annotations
 import array
 import copy
 import functools
+import operator
 import random
 import sys
 import types
@@ -23,8 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 
-from dropbayes.tracing.states import NetworkState, is_object
-from dropbayes.tracing.watch import SharedWrite, Watch
+from dropbayes.tracing.states import NetworkState, cell_value, is_object
+from dropbayes.tracing.watch import SharedWrite, Watch, storage
 
 Flags = Callable[[str, nn.Module], bool]
 """Whether a module may be in training mode, by its name and object."""
@@ -103,7 +104,7 @@ class View:
         self._copies: dict[int, Any] = {}  # of tensors, containers and objects: what is shared stays shared
         self._alive: list[Any] = []  # prevents the reuse of ids
         self._memory: dict[int, torch.UntypedStorage] = {}  # copies of memory, by address
-        self._parameter_memory = {address for parameter in net.parameters() if (address := _address(parameter))}
+        self._parameter_memory = {address for parameter in net.parameters() if (address := storage(parameter))}
         self.generators: list[Any] = []
         self.net = self._clone(net, "")
         self._originals = self._modules_below(net)
@@ -158,7 +159,7 @@ class View:
         if replaced:
             attributes[key] = _detach(value)
         elif isinstance(before, Tensor):
-            if _address(before) not in self._parameter_memory:
+            if storage(before) not in self._parameter_memory:
                 with torch.no_grad():
                     before.copy_(value)
         elif isinstance(before, np.ndarray):
@@ -235,7 +236,7 @@ class View:
 
     def _cloned(self, tensor: Tensor) -> Tensor:
         """A copy of a tensor, over one copy of the memory that it shares with others; itself if it is a parameter's."""
-        address = _address(tensor)
+        address = storage(tensor)
         if not address or type(tensor) is not Tensor:  # sparse, nested, or of a class of its own
             return tensor.clone()
         if address in self._parameter_memory and not self._own_parameters:
@@ -252,8 +253,10 @@ class View:
 
     def _switch(self, to_training: bool) -> bool:
         """Puts the view into a mode by the network's own method; whether that left its weights as they were."""
-        before = [parameter.detach().clone() if self._own_parameters else parameter for parameter in self._weights()]
-        addresses = list(map(_address, before))
+        before = [
+            parameter.detach().clone() if self._own_parameters else parameter for parameter in self.net.parameters()
+        ]
+        addresses = list(map(storage, before))
         for module in self._originals:
             self._clones[id(module)].__dict__["training"] = module.training
         try:
@@ -264,13 +267,10 @@ class View:
                 "`net` must be an ordinary module: it was exported, and its training mode cannot be set. Pass the "
                 "module it was made from."
             ) from error
-        after = self._weights()
+        after = list(self.net.parameters())
         if not self._own_parameters:
-            return all(map(_is, before, after)) and list(map(_address, after)) == addresses
+            return all(map(operator.is_, before, after)) and list(map(storage, after)) == addresses
         return len(before) == len(after) and all(map(torch.equal, before, after))
-
-    def _weights(self) -> list[Tensor]:
-        return list(self.net.parameters())
 
     def _copy(self, value: Any, depth: int = 0) -> Any:
         """`value` as the view holds it: copied where a pass may write to it, bound to the modules of the view."""
@@ -302,7 +302,7 @@ class View:
     def _copy_container(self, value: Any, depth: int) -> Any:
         if isinstance(value, tuple):
             items = [self._copy(item, depth + 1) for item in value]
-            if all(map(_is, items, value)):
+            if all(map(operator.is_, items, value)):
                 return value
             return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
         try:
@@ -342,12 +342,12 @@ class View:
             bound.__dict__.update(value.__dict__)
             return bound
         cells = value.__closure__ or ()
-        contents = [_cell_value(cell) for cell in cells]
+        contents = [cell_value(cell) for cell in cells]
         bound_contents = [self._copy(c, depth + 1) if _refers(c) else self._copies.get(id(c), c) for c in contents]
         defaults = tuple(self._copy(v, depth + 1) if _refers(v) else v for v in value.__defaults__ or ())
         named = {k: self._copy(v, depth + 1) if _refers(v) else v for k, v in (value.__kwdefaults__ or {}).items()}
         given = (*contents, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
-        if all(map(_is, given, (*bound_contents, *defaults, *named.values()))):
+        if all(map(operator.is_, given, (*bound_contents, *defaults, *named.values()))):
             return value
         closure = tuple(
             cell if a is b else types.CellType(b) for cell, a, b in zip(cells, contents, bound_contents, strict=True)
@@ -361,17 +361,6 @@ _IMMUTABLE = frozenset({bool, int, float, str, type(None), torch.dtype, torch.de
 
 
 _PLAIN_CONTAINERS = frozenset({dict, OrderedDict, list, set})
-
-
-def _address(tensor: Tensor) -> int:
-    try:
-        return tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):
-        return 0
-
-
-def _is(a: Any, b: Any) -> bool:
-    return a is b
 
 
 def _switches(module: nn.Module) -> bool:
@@ -389,13 +378,6 @@ def _copied_generator(generator: Any) -> Any:
 def _refers(content: Any) -> bool:
     """Whether the content of a closure may refer to modules; containers are shared by those who close over them."""
     return isinstance(content, (nn.Module, types.MethodType, functools.partial, types.FunctionType))
-
-
-def _cell_value(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not assigned yet
-        return None
 
 
 def _holds_modules(value: Any) -> bool:

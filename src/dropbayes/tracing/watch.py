@@ -44,7 +44,7 @@ class Watch(TorchDispatchMode):
         self.has_dynamic_shapes = False  # a shape depends on values of the rows or of a site
         self.peak_bytes = self.peak_suffix_bytes = 0
         self._rows = _memory(rows)
-        self._shared = {key: name for name, tensor in (shared or {}).items() if (key := _storage(tensor))}
+        self._shared = {key: name for name, tensor in (shared or {}).items() if (key := storage(tensor))}
         self._rowed, self._drawn = dict(self._rows), dict[int, StorageWeakRef]()
         self._after_site = False
         self._seed = 0  # of torch's generator when the pass began
@@ -75,11 +75,11 @@ class Watch(TorchDispatchMode):
 
     def unmark(self, tensor: Tensor) -> None:
         """Notes a tensor that is the same under every draw, whatever it was computed from."""
-        self._drawn.pop(_storage(tensor), None)
+        self._drawn.pop(storage(tensor), None)
 
     def note_read(self, tensor: Any, *, number: bool) -> None:
         """Notes that Python read the values of a tensor."""
-        key = _storage(tensor) if isinstance(tensor, Tensor) else 0
+        key = storage(tensor) if isinstance(tensor, Tensor) else 0
         drawn, rowed = _marks({key}, self._drawn), _marks({key}, self._rowed)
         if drawn or rowed:
             self.reads.add((drawn, rowed, number))
@@ -91,7 +91,7 @@ class Watch(TorchDispatchMode):
         self, func: OpOverload, types: Any, args: Arguments = (), kwargs: NamedArguments | None = None
     ) -> PyTree:
         kwargs = kwargs or {}
-        given = {key for tensor in _tensors((*args, *kwargs.values())) if (key := _storage(tensor))}
+        given = {key for tensor in _tensors((*args, *kwargs.values())) if (key := storage(tensor))}
         tags = func.tags
         if torch.Tag.nondeterministic_seeded in tags and _draws(func, args, kwargs) and not self._is_fixed(kwargs):
             self.unaccounted.append(func.overloadpacket.__name__)
@@ -110,10 +110,12 @@ class Watch(TorchDispatchMode):
         result = func(*args, **kwargs)
         for tensor in _tensors(result if isinstance(result, (tuple, list)) else (result,)):
             self._hold(tensor, given, drawn, rowed)
+        if func is torch.ops.aten._pack_padded_sequence.default and not _marks({storage(args[1])}, self._drawn):
+            self.unmark(result[1])  # the number of sequences at each step depends on their lengths alone
         return result
 
     def _hold(self, tensor: Tensor, given: set[int], drawn: bool, rowed: bool) -> None:
-        key = _storage(tensor)
+        key = storage(tensor)
         if not key:
             return
         for depends, keys in ((drawn, self._drawn), (rowed, self._rowed)):
@@ -157,7 +159,7 @@ def _tensors(values: Iterable[Any]) -> list[Tensor]:
     return found
 
 
-def _storage(tensor: Tensor) -> int:
+def storage(tensor: Tensor) -> int:
     """The address of a tensor's memory; 0 for one that has none of its own: sparse, nested, on the meta device."""
     try:
         return tensor.untyped_storage().data_ptr()
@@ -167,7 +169,7 @@ def _storage(tensor: Tensor) -> int:
 
 def _memory(tensors: Iterable[Tensor]) -> dict[int, StorageWeakRef]:
     """The memory of tensors by address."""
-    return {key: StorageWeakRef(tensor.untyped_storage()) for tensor in tensors if (key := _storage(tensor))}
+    return {key: StorageWeakRef(tensor.untyped_storage()) for tensor in tensors if (key := storage(tensor))}
 
 
 def _named(func: OpOverload, args: Arguments, kwargs: NamedArguments) -> dict[str, Any]:
@@ -181,7 +183,7 @@ def _written(func: OpOverload, args: Arguments, kwargs: NamedArguments) -> set[i
     """The memory that an operation writes to."""
     named = _named(func, args, kwargs)
     targets = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-    return {key for tensor in _tensors(named.get(name) for name in targets) if (key := _storage(tensor))}
+    return {key for tensor in _tensors(named.get(name) for name in targets) if (key := storage(tensor))}
 
 
 def _selects(func: OpOverload, args: Arguments) -> bool:
