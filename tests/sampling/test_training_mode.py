@@ -1,13 +1,18 @@
 """The training flags of a draw: set where they switch randomness on, and nowhere else."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from dropbayes.sampling.inputs import as_inputs
+from dropbayes.sampling.inspection import forget
 from dropbayes.sampling.probes import Prober
 from dropbayes.sampling.training_mode import UncertaintyWarning, check_accounted, check_repeatable, training_probe
+from tests.sampling.loop import assert_law, made, network
 
 
 def own(forward, name="Own"):
@@ -124,3 +129,57 @@ def test_outputs_that_differ_from_pass_to_pass_are_refused():
     prober = Prober(net, inputs, (), frozenset())
     with torch.no_grad(), pytest.raises(NotImplementedError, match="different outputs in training"):
         check_repeatable(prober, inputs, lambda name, module: True, prober(inputs.leaves, None))
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        lambda x: x[torch.arange(len(x))[:, None], torch.randn(len(x), 4).topk(2).indices].repeat(1, 2),
+        lambda x: x.gather(1, torch.randn_like(x).argsort()),
+        lambda x: x * torch.randn(1, 4).sign(),
+    ],
+    ids=["topk", "argsort", "sign"],
+)
+def test_normal_numbers_that_choose_are_noise(noise):
+    noisy = own(lambda self, x: noise(x) if self.training else x, "Noisy")
+    net, x = made(lambda: (nn.Sequential(nn.Linear(4, 4), noisy, nn.Linear(4, 2)), torch.randn(3, 4)))
+    assert_law(net, x)
+
+
+ALWAYS_DRAWN = {
+    "uniforms": lambda x: x * (torch.rand_like(x) < 0.7) / 0.7,
+    "ones and zeros": lambda x: x * torch.bernoulli(torch.full_like(x, 0.7)) / 0.7,
+    "normal numbers": lambda x: x + 0.3 * torch.randn_like(x),
+    "a number of NumPy": lambda x: x * 2 * np.random.rand(),
+}
+
+
+@pytest.mark.parametrize("name", ALWAYS_DRAWN)
+def test_noise_that_is_drawn_in_evaluation_too_is_switched_on_beside_another_end(name):
+    def noisy(self, x):
+        noise = ALWAYS_DRAWN[name](x)
+        return noise if self.training else x
+
+    ended = own(lambda self, x: x if self.training else x.softmax(-1), "Ended")
+    net = nn.Sequential(nn.Linear(4, 4), own(noisy, "Noisy"), ended).eval()
+    reference = nn.Sequential(net[0], net[1], nn.Softmax(-1))
+    assert_law(net, torch.linspace(-1, 1, 12).reshape(3, 4), reference=reference)
+
+
+@pytest.mark.parametrize(
+    "number", [lambda: random.uniform(0, 1), lambda: np.random.uniform(0, 1)], ids=["Python", "NumPy"]
+)
+def test_layers_are_skipped_by_a_number_that_is_drawn_in_evaluation_too(number):
+    def forward(self, x):
+        for layer in self.layers:
+            drawn = number()
+            if not (self.training and drawn < 0.4):
+                x = x + torch.tanh(self.drop(layer(x)))
+        return x
+
+    layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+    net, x = made(lambda: (network(forward, layers=layers, drop=nn.Dropout(0.2)), torch.randn(3, 4)))
+    for start in range(4):  # whatever the numbers are at first
+        random.seed(start), np.random.seed(start)
+        forget(net)
+        assert_law(net, x, n_draws=200, predicted=False)

@@ -14,7 +14,8 @@ from torch import nn
 
 from dropbayes.sampling.inputs import Inputs
 from dropbayes.sampling.probes import Probe, ProbeFailed, Prober, is_ignored, training_flags
-from dropbayes.tracing import NEUTRAL
+from dropbayes.tracing import NEUTRAL, Neutral
+from dropbayes.tracing.generators import keyed_generators
 from dropbayes.tracing.views import Flags
 
 
@@ -112,8 +113,8 @@ def _only_drops(prober: Prober, rows: Inputs, cls: type, plain: Probe) -> bool:
             stacklevel=2,
         )
         return False
-    new = seen.recorder.sites[len(plain.recorder.sites) :]
-    if not new and not (seen.host.moved and not plain.host.moved):
+    new = seen.recorder.sites[len(plain.recorder.sites) :] or (seen.host.moved and not plain.host.moved)
+    if not new and not _switches_noise(prober, rows, flags, plain):
         return False
     only_noise = seen.fits(plain) and (
         bool(seen.host.moved)
@@ -128,6 +129,22 @@ def _only_drops(prober: Prober, rows: Inputs, cls: type, plain: Probe) -> bool:
         f"another way as well, so that its randomness alone cannot be switched on. Leave it out with "
         f"Sampling(ignore_modules={cls.__name__!r}) if it is not dropout, or let its output differ by dropout only."
     )
+
+
+def _switches_noise(prober: Prober, rows: Inputs, flags: Flags, plain: Probe) -> bool:
+    """Whether random numbers that are drawn in evaluation mode, too, change the output with these flags alone."""
+    if not (plain.recorder.sites or plain.host.moved):
+        return False
+
+    def varies(flags: Flags | None) -> bool:
+        seen = []
+        for seed in range(4):
+            noise = Neutral((seed + 0.5) / 4, float(seed % 2), spread=True)
+            with keyed_generators(seed) if plain.host.moved else contextlib.nullcontext():
+                seen.append(prober(rows.leaves, flags, noise))
+        return not all(map(seen[0].agrees_with, seen))
+
+    return varies(flags) and not varies(None)
 
 
 def _describe(seen: Probe) -> str:

@@ -123,6 +123,7 @@ class Neutral:
     uniform: float
     bernoulli: float | None  # None for the probability itself
     gates: bool = False  # comparisons of random numbers are held at their probability
+    spread: bool = False  # no two numbers are alike, of any kind: noise, and not its absence
 
 
 _MAX_UNIFORM = 1 - 2.0**-24
@@ -180,7 +181,11 @@ class Given(Source):
 
 def neutral_uniform(kind: str, shape: tuple[int, ...], device: torch.device, neutral: Neutral = NEUTRAL[-1]) -> Tensor:
     """Uniforms that change nothing where that is possible: for a normal number, its median."""
-    return torch.full(shape, neutral.uniform if kind == "rand" else 0.5, dtype=torch.float64, device=device)
+    number = neutral.uniform if kind == "rand" or neutral.spread else 0.5
+    uniforms = torch.full(shape, number, dtype=torch.float64, device=device)
+    if not neutral.spread:
+        return uniforms
+    return (uniforms + 0.618034 * torch.arange(uniforms.numel(), device=device).view(shape)).frac()
 
 
 class RandomMode(TorchFunctionMode):
