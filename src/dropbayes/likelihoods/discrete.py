@@ -184,8 +184,8 @@ class Poisson(Likelihood):
         return sum_events(counts * output - output.exp() - torch.lgamma(counts + 1), y)
 
     def check(self, output: Tensor, y: Tensor | None = None) -> None:
-        wrong = [] if y is None else y[~((y >= 0) & (y == y.round()))]
-        if len(wrong):
+        wrong = None if y is None else y[~((y >= 0) & (y == y.round()))]
+        if wrong is not None and len(wrong):
             raise ValueError(f"`y` must hold counts (whole numbers, 0 or more) for Poisson; got {wrong[0].item():g}.")
 
     def sample(self, output: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
