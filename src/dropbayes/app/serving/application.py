@@ -9,7 +9,7 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, TypeVar
 
 import anyio
@@ -27,7 +27,7 @@ from dropbayes.app.models.predictor import Predictor, uncertainty
 from dropbayes.app.serving import protocol
 from dropbayes.app.serving.batching import Batches
 from dropbayes.app.serving.metrics import Metrics
-from dropbayes.app.serving.protocol import InferenceRequest, Parameters
+from dropbayes.app.serving.protocol import Parameters
 from dropbayes.app.serving.served import ServedModel, Settings, all_outputs
 from dropbayes.estimators.columns import Encoded
 from dropbayes.runtime import __version__
@@ -236,23 +236,6 @@ async def _refuse(request: Request, error: Exception) -> Response:
     return _json({"error": text}, error.status_code, headers)
 
 
-def openapi(routes: Iterable[Route], models: Iterable[ServedModel]) -> dict[str, Any]:
-    """The paths of a server with the requests they take, in the OpenAPI format."""
-    kinds = [InferenceRequest, *(model.records_type for model in models)]
-    (tensors, *records), components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
-    bodies = {"infer": tensors, "records": {"anyOf": records}}
-    paths: dict[str, Any] = {}
-    for route in routes:
-        name = {"in": "path", "required": True, "schema": {"type": "string"}}
-        names = [{"name": given, **name} for given in route.param_convertors]
-        body = bodies.get(route.path.rpartition("/")[2])
-        taken = {} if body is None else {"requestBody": {"content": {"application/json": {"schema": body}}}}
-        operation = {"parameters": names, **taken, "responses": {"200": {"description": "The answer."}}}
-        paths[route.path] = {"get" if body is None else "post": operation}
-    info = {"title": "dropbayes", "version": __version__}
-    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": components}}
-
-
 def application(settings: Settings) -> ASGIApp:
     """The application that serves the models of some folders; SIGHUP reloads them."""
     service = Service(settings)
@@ -298,7 +281,6 @@ def application(settings: Settings) -> ASGIApp:
         *models("/v2/models/{model}"),
         *models("/v2/models/{model}/versions/{version}"),
         Route("/metrics", metrics, methods=["GET"]),
-        route("/openapi.json", lambda _: openapi(routes, service.models.values())),
     ]
     app = Starlette(
         routes=routes,
