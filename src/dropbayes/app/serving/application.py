@@ -113,7 +113,7 @@ class Service:
 
     async def _prediction(self, request: Request, predictor: Predictor, x: NumpyArray) -> dict[str, NumpyArray]:
         """The prediction, given up where the client leaves or the time is over before it is made."""
-        if predictor.most_draws > self.settings.max_draws:
+        if predictor.n_draws > self.settings.max_draws:
             raise HTTPException(400, f"`n_draws` must be at most {self.settings.max_draws}; got {predictor.n_draws}.")
         prediction = asyncio.ensure_future(self.batches.predict(predictor, x))
         departure = asyncio.ensure_future(request.receive())  # after the body, there is only the disconnection
