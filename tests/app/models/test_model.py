@@ -153,4 +153,4 @@ def test_a_calibration_that_widens_brings_percentiles_of_its_own_and_takes_them_
     factor = wider.estimator.recalibration.values[0]
     plain = model.estimator.predict(model.encode(rows).x, return_std=True)[1]
     assert wider.uncertainty_percentiles["95"] == pytest.approx(factor * np.percentile(plain, 95))
-    assert wider.with_recalibration(None).uncertainty_percentiles == model.uncertainty_percentiles
+    assert wider.uncalibrated().uncertainty_percentiles == model.uncertainty_percentiles

@@ -75,7 +75,7 @@ def test_frames_and_shuffled_series_are_read_by_position_without_a_warning(recwa
 def test_a_missing_class_and_an_endless_prediction_are_refused(regressor, classifier):
     with pytest.raises(ValueError, match=r"one of the classes the model was fitted to .* got 'None'"):
         report(classifier, class_rows(2)[0], np.array(["ant", None], dtype=object), target="t")
-    with pytest.raises(ValueError, match="row 1 does not"):
+    with pytest.raises(ValueError, match="row 1: the prediction is not finite"):
         report(regressor, np.array([[0.0, 0, 0], [1e300, 0, 0]]), np.zeros(2), target="t")
-    with pytest.raises(ValueError, match="row 0 does not"):
+    with pytest.raises(ValueError, match="row 0: the prediction is not finite"):
         report(classifier, np.array([[1e300, 0, 0, 0], [0.0, 0, 0, 0]]), ["ant", "bee"], target="t")

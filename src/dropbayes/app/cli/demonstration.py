@@ -27,22 +27,12 @@ if TYPE_CHECKING:
 # scored on the ten years that follow. There, 88 % of the months lay in their 95 % interval. Other settings have been
 # seen on the years held out, so the scores are no benchmark. No dropout before the first layer: its inputs are time
 # and season, which are certain.
-SETTINGS: dict[str, Any] = {
-    "drop_prob": (0.0, 0.02, 0.02),
-    "weight_decay": 1e-4,
-    "noise": "constant",
-    "n_steps": 2000,
-    "n_networks": 5,
-    "n_folds": 5,
-    "device": "cpu",
-    "random_state": 0,
-}
+SETTINGS: dict[str, Any] = {"drop_prob": (0.0, 0.02, 0.02), "weight_decay": 1e-4, "noise": "constant", "n_steps": 2000}
+SETTINGS |= {"n_networks": 5, "n_folds": 5, "device": "cpu", "random_state": 0}
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """The data of a demonstration."""
-
     name: str  # of the file of predictions
     title: str  # of the report
     target: str  # with its unit
@@ -123,19 +113,14 @@ def carbon_dioxide() -> Case:
     every = np.concatenate([years, ahead])
     parts = np.where(every < 1985.0, "trained on", np.where(every <= years[-1], "held out", "unknown"))
     printed = (1960, 1970, 1980, 1984, 1988, 1992, 1996, 2000, 2003, 2006)  # each year's June
-    angle = 2 * np.pi * every
+    periods = {"season": 2 * np.pi * every, "half-season": 4 * np.pi * every}
     return Case(
         name="co2",
         title="CO₂ at Mauna Loa, by a network that last saw 1984",
         target="CO₂ (ppm)",
         source="Mauna Loa, monthly means of the weekly series bundled with statsmodels",
-        columns={
-            "year": every,
-            "season sin": np.sin(angle),
-            "season cos": np.cos(angle),
-            "half-season sin": np.sin(2 * angle),
-            "half-season cos": np.cos(2 * angle),
-        },
+        columns={"year": every}
+        | {f"{name} {wave.__name__}": wave(angle) for name, angle in periods.items() for wave in (np.sin, np.cos)},
         truth=np.concatenate([series.to_numpy(dtype=np.float64), np.full(len(ahead), np.nan)]),
         parts=parts,
         along="year",
@@ -169,7 +154,7 @@ def diabetes() -> Case:
     )
 
 
-def _table(case: Case, predictions: Mapping[str, list[float]]) -> Table:
+def _table(case: Case, predictions: Mapping[str, Any]) -> Table:
     heads = [case.along or "row", "mean", "σ", "epistemic", "aleatoric", "95 % interval", "truth", ""]
     lines = []
     for row in case.printed:
@@ -188,19 +173,13 @@ def _table(case: Case, predictions: Mapping[str, list[float]]) -> Table:
 
 def _result(model: Model, case: Case) -> str:
     """What the picture shows: the error on the rows held out, and how many of them the intervals hold."""
-    import torch
+    from dropbayes.app.report.measurements import regression
 
-    from dropbayes.predictive.agreement import interval_agreement
-    from dropbayes.predictive.scoring import RegressionOutcomes, core_scores
-
-    x, truth = case.rows("held out")
-    mixture = model.ensemble.predictive(x)
-    rows = RegressionOutcomes(**RegressionOutcomes.columns(mixture, torch.from_numpy(truth), ranked=slice(1)))
-    agreement, scores = interval_agreement(rows.pit, in_series=case.along is not None), core_scores(rows)
-    half, most = (percent(scores[name]) for name in ("coverage_50", "coverage_95"))
+    measured = regression(model.ensemble, *case.rows("held out"), in_series=case.along is not None)
+    rmse, half, most = (measured.scores[name].value for name in ("rmse", "coverage_50", "coverage_95"))
     return (
-        f"On the {len(truth)} rows held out the error is {scores['rmse']:.2f} (RMS). {half} of them lie in their 50 % "
-        f"interval and {most} in their 95 % interval. {agreement.sentence}{case.remark}\n"
+        f"On the {len(measured.y)} rows held out the error is {rmse:.2f} (RMS). {percent(half)} of them lie in their "
+        f"50 % interval and {percent(most)} in their 95 % interval. {measured.agreement.sentence}{case.remark}\n"
     )
 
 

@@ -2,7 +2,6 @@ r"""`dropbayes explain`: a model described, from its columns to its sites, and w
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
@@ -74,7 +73,8 @@ def reasons(
     """
     import torch
 
-    from dropbayes.app.models.predictor import Predictor, check_finite
+    from dropbayes.app.models.fields import check_finite
+    from dropbayes.app.models.predictor import Predictor, location
     from dropbayes.linear import shapley
 
     predictor, columns = Predictor(model), model.schema.columns
@@ -83,7 +83,7 @@ def reasons(
     def values(inputs: Tensor) -> Tensor:
         """The prediction, for classes the probability of each, and last what the model does not know of it."""
         found = predictor.predict_inputs(inputs.numpy())
-        check_finite(found)
+        check_finite(found, location)
         return torch.cat([torch.from_numpy(found[name]).view(len(inputs), -1) for name in answers], 1)
 
     inputs = torch.from_numpy(x)
@@ -159,14 +159,13 @@ def facts(model: app.Model) -> dict[str, Any]:
 
 def _layers(model: app.Model) -> list[dict[str, Any]]:
     """The weight layers of the first network, each with the site before it; no site where nothing is dropped."""
-    from torch import nn
-
     from dropbayes.population import network
 
     population, n_data = model.ensemble.population_, int(model.origin["n_rows"])
     has_precision = model.schema.task == "regression" and model.ensemble.noise != "heteroscedastic"
     precision = float(population.precision[0, 0] * population.y_scale[0, 0] ** 2) if has_precision else 1.0
     decay = float(population.members[0].weight_decay)
+    modules: list[Any] = list(network(population, 0).named_children())  # dropout, linear, activation, dropout ...
     return [
         {
             "site": path if dropout.p else None,
@@ -178,8 +177,7 @@ def _layers(model: app.Model) -> list[dict[str, Any]]:
             "weight_decay": decay,
             "length_scale": math.sqrt(2 * n_data * decay * precision / (1 - dropout.p)),
         }
-        for (path, dropout), (name, layer) in itertools.pairwise(network(population, 0).named_children())
-        if isinstance(dropout, nn.Dropout)
+        for (path, dropout), (name, layer) in zip(modules[::3], modules[1::3], strict=True)
     ]
 
 

@@ -15,6 +15,7 @@ from dropbayes import app
 from dropbayes.app.cli import options
 from dropbayes.app.cli.explaining import facts
 from dropbayes.app.cli.messages import bold, escaped, note, print_result, print_text, table
+from dropbayes.runtime import __version__
 from dropbayes.runtime.formatting import count, plain_number
 
 if TYPE_CHECKING:
@@ -85,7 +86,9 @@ def fit(
         raise typer.BadParameter(
             f"a model predicts one column; got {', '.join(target)}. Fit one model for each", param_hint="'--target'"
         )
-    from dropbayes.app.cli.rows import fingerprint, whole_table
+    import pyarrow as pa
+
+    from dropbayes.app.cli.rows import fingerprint, read_blocks
     from dropbayes.app.models.storage import check_place
     from dropbayes.app.tables import open_table
     from dropbayes.app.tables.training import ColumnProblems, Reading, training_rows
@@ -94,7 +97,7 @@ def fit(
     command = ["dropbayes", *(context.obj or ["fit", data])]
     reading = Reading(ignore or [], categorical or [], missing or [], max_categories, decimal, weights, group, time)
     with open_table(data, delimiter=delimiter, encoding=encoding) as source:
-        cells = whole_table(source)
+        cells = pa.concat_tables(read_blocks(source, source.blocks(), title="read"))
         try:
             rows = training_rows(cells, target=target[0], at=source.place, task=task, reading=reading)
         except ColumnProblems as error:
@@ -106,19 +109,12 @@ def fit(
     if not as_json:
         print_text(_columns(rows))
     _note_target(rows, task)
-    settings: dict[str, Any] = {
-        "hidden": hidden,
-        "drop_prob": drop_prob,
-        "weight_decay": weight_decay,
-        **({"noise": noise, "target_transform": target_transform} if rows.schema.task == "regression" else {}),
-        "effort": "quick" if quick else effort,
-        "n_networks": n_networks or "auto",
-        "n_steps": n_steps or "auto",
-        "min_epochs": 1 if quick else 10,
-        "n_draws": n_draws,
-        "device": device,
-        "random_state": seed,
-    }
+    settings: dict[str, Any] = {"hidden": hidden, "drop_prob": drop_prob, "weight_decay": weight_decay}
+    if rows.schema.task == "regression":
+        settings |= {"noise": noise, "target_transform": target_transform}
+    settings |= {"effort": "quick" if quick else effort, "n_networks": n_networks or "auto"}
+    settings |= {"n_steps": n_steps or "auto", "min_epochs": 1 if quick else 10, "n_draws": n_draws}
+    settings |= {"device": device, "random_state": seed}
     known = {"file": source.label, "sha256": fingerprint(data), "command": shlex.join(command), "time": time}
     origin: dict[str, Any] = {name: value for name, value in known.items() if value is not None}
     origin |= {"settings": settings, "versions": versions()}
@@ -138,10 +134,7 @@ def fit(
 
 
 def versions() -> dict[str, str]:
-    """The versions of the libraries that a fit depends on."""
     import importlib.metadata
-
-    from dropbayes.runtime import __version__
 
     others = ("torch", "numpy", "scikit-learn", "pyarrow")
     return {"dropbayes": __version__, **{name: importlib.metadata.version(name) for name in others}}
@@ -151,7 +144,6 @@ def versions() -> dict[str, str]:
 
 
 def _columns(rows: TrainingRows) -> Iterator[RenderableType]:
-    """How the columns are read."""
     from dropbayes.estimators.columns.notation import PLAIN
 
     schema = rows.schema

@@ -13,6 +13,7 @@ import typer
 from dropbayes import app
 from dropbayes.app.cli import options
 from dropbayes.app.cli.messages import bold, escaped, note, print_result, table
+from dropbayes.runtime import __version__
 from dropbayes.runtime.formatting import count, plain_number
 
 if TYPE_CHECKING:
@@ -33,20 +34,23 @@ def evaluate(
 
     Beside each score: its standard error, and the score of a prediction that is the same for every row.
     """
-    from dropbayes.app.cli.rows import note_training_rows, scored, scores_of
-    from dropbayes.app.tables import open_table
+    from dropbayes.app.cli.rows import note_training_rows, read_rows, scores_of
+    from dropbayes.app.models.fields import outcome_columns
 
     fitted = app.load(model).with_draws(n_draws=n_draws, seed=seed)
-    with open_table(data, delimiter=delimiter, encoding=encoding) as source:
-        rows = scored(fitted, source, allow_new=allow_new)
+    rows = read_rows(fitted, data, delimiter=delimiter, encoding=encoding, allow_new=allow_new, with_target=True)
+    y, label, n_rows = rows.y, rows.source.label, len(rows.x)
+    if fitted.schema.task == "classification":
+        y = fitted.ensemble.classes_.searchsorted(y)
+    _, columns = outcome_columns(fitted.ensemble, rows.x, y, rows.place)
     note_training_rows(fitted, data)
-    n_rows, n_draws = len(next(iter(rows.values()))), int(fitted.ensemble.n_draws) * len(fitted.ensemble.population_)
-    scores, constant = scores_of(rows)
+    n_draws = int(fitted.ensemble.n_draws) * len(fitted.ensemble.population_)
+    scores, constant = scores_of(columns)
     errors = {name: one.error for name, one in scores.items() if one.error is not None}
-    some = f" ({len(rows['crps']):,} rows)" if len(rows.get("crps", ())) not in (0, n_rows) else ""
+    some = f" ({len(columns['crps']):,} rows)" if len(columns.get("crps", ())) not in (0, n_rows) else ""
 
     def lines() -> Iterator[RenderableType]:
-        yield f"{bold(fitted.schema.target)} in {escaped(source.label)}: {n_rows:,} rows, {n_draws} draws\n"
+        yield f"{bold(fitted.schema.target)} in {escaped(label)}: {n_rows:,} rows, {n_draws} draws\n"
         cells = [
             [
                 one.score.label,
@@ -61,7 +65,7 @@ def evaluate(
         what = "mean and standard deviation" if fitted.schema.task == "regression" else "class shares"
         yield f"\n± one standard error; constant: the {what} of these very outcomes, predicted for every row"
 
-    found = {"model": str(fitted.path), "data": source.label, "n_rows": n_rows, "n_draws": n_draws}
+    found = {"model": str(fitted.path), "data": label, "n_rows": n_rows, "n_draws": n_draws}
     found |= {name: one.value for name, one in scores.items()}
     print_result(found | {"standard_errors": errors, "constant": constant}, lines(), as_json=as_json)
 
@@ -82,12 +86,11 @@ def calibrate(
     The correction is recorded in the model: predict, evaluate and report use it from then on.
     """
     from dropbayes.app.cli.rows import note_training_rows, read_rows
-    from dropbayes.estimators.recalibration import fit_recalibration
 
     fitted = app.load(model)
     found: dict[str, object] = {"model": str(fitted.path), "method": None, "n_rows": None, "factor": None}
     if method == "none":
-        fitted.with_recalibration(None).save_calibration()
+        fitted.uncalibrated().save_calibration()
         print_result(found, [f"{bold(model)} predicts uncalibrated, as it was fitted"], as_json=as_json)
         return
     if data is None:
@@ -96,8 +99,9 @@ def calibrate(
     label = rows.source.label
     if not note_training_rows(fitted, data) and label == fitted.origin.get("file"):
         note(f"{label!r} has the name of the training table; calibrate on rows that the model has not seen.")
-    recalibration = fit_recalibration(fitted.ensemble, rows.x, rows.y, method=method)
-    fitted.with_recalibration(recalibration, label, rows.x).save_calibration()
+    calibrated = fitted.recalibrated(rows.x, rows.y, method, label)
+    calibrated.save_calibration()
+    recalibration = calibrated.ensemble.recalibration
     factor = recalibration.factor if method == "scale" else None
     regression = fitted.schema.task == "regression"
     scaled = "standard deviation is multiplied" if regression else "logit, relative to the class shares, is divided"
@@ -187,7 +191,6 @@ def _ranges(model: app.Model) -> dict[str, tuple[float, float]]:
 def _provenance(model: app.Model, data: str, command: str) -> dict[str, str]:
     """The origin of the page, in the order of what was done."""
     from dropbayes.app.models.storage import calibration_text
-    from dropbayes.runtime import __version__
 
     origin = model.origin
     versions = {**origin.get("versions", {}), "dropbayes": __version__}

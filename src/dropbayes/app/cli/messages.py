@@ -32,7 +32,6 @@ def complain(text: object, details: Iterable[str] = (), *, kind: str = "error") 
 
 
 def note(text: object) -> None:
-    """Prints a note on standard error."""
     complain(text, kind="note")
 
 
@@ -49,7 +48,6 @@ def bold(text: object) -> str:
 
 
 def console() -> Console:
-    """The console of standard output."""
     from rich.console import Console
 
     result = Console(highlight=False, soft_wrap=False)

@@ -61,7 +61,7 @@ def predict(
         raise typer.BadParameter("are those of an engine; name one with --engine", param_hint="'--workers, --address'")
     from dropbayes.app.cli.rows import windows
     from dropbayes.app.models.model import load
-    from dropbayes.app.models.predictor import Predictor, appended, check_finite
+    from dropbayes.app.models.predictor import Predictor
     from dropbayes.app.tables import Sink, open_table
 
     if engine is None:
@@ -88,23 +88,14 @@ def predict(
         decimal = "," if "," in marks and source.delimiter != "," else "."
         with Sink(output, delimiter=source.delimiter, decimal=decimal) as sink:
             for window in windows(fitted, source, rows=block_rows, allow_new=allow_new, title="predict"):
-                columns = predictor.table_columns(window.encoded)
-                check_finite(columns, window.place)
                 table = window.table.select(kept)
                 table = _with_numbers(table, fitted.schema) if sink.as_parquet else table
-                sink.write(appended(table, dict(zip(added, columns.values(), strict=True))))
+                sink.write(predictor.append_columns(table, window.encoded, prefix, window.place))
                 n_rows += table.num_rows
-                n_outside += int((columns["outside"] != "").sum())
-    found = {
-        "output": output,
-        "n_rows": n_rows,
-        "n_outside": n_outside,
-        "columns": added,
-        "method": method,
-        "n_draws": predictor.total_draws,
-        **({"coverage": coverage} if fitted.schema.task == "regression" else {}),
-        "calibration": fitted.origin.get("calibration", {}).get("method"),
-    }
+                n_outside += sum(map(bool, window.encoded.outside_names()))
+    found = {"output": output, "n_rows": n_rows, "n_outside": n_outside, "columns": added, "method": method}
+    found |= {"n_draws": predictor.total_draws} | ({"coverage": coverage} if predictor.classes is None else {})
+    found["calibration"] = fitted.origin.get("calibration", {}).get("method")
     lines = [f"{n_rows:,} rows predicted, written to {bold(output)}", f"[dim]added: {escaped(', '.join(added))}[/dim]"]
     if output != "-":
         print_result(found, lines, as_json=as_json)
@@ -115,9 +106,7 @@ def _kept_columns(keep: str, source: Source, added: Sequence[str]) -> list[str]:
     from dropbayes.app.tables.training import check_name
     from dropbayes.runtime.validation import quote
 
-    kept = [] if keep == "none" else [name.strip() for name in keep.split(",")]
-    if keep == "all":
-        kept = list(source.names)
+    kept = {"all": source.names, "none": ()}.get(keep, [name.strip() for name in keep.split(",")])
     for name in kept:
         check_name(name, source.names, source.label, "keep")
         if name in added:

@@ -9,21 +9,19 @@ from __future__ import annotations
 import pathlib
 import shlex
 from collections import Counter
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import torch
-from torch import Tensor
 
 from dropbayes.app.cli.messages import note
 from dropbayes.app.models.model import Model
-from dropbayes.app.models.predictor import check_finite
 from dropbayes.app.tables import Source, open_table, regroup
 from dropbayes.estimators.columns import Column, Encoded, check_columns, encode
 from dropbayes.estimators.columns.cells import Place
-from dropbayes.predictive import Mixture, draw_mean
+from dropbayes.predictive import Mixture
 from dropbayes.runtime import files
 from dropbayes.runtime.arrays import NumpyArray
 from dropbayes.runtime.formatting import count, plain_number
@@ -34,62 +32,44 @@ if TYPE_CHECKING:  # it brings SciPy, for which a prediction need not wait
     from dropbayes.predictive.scoring import ScoreValue
 
 
-def whole_table(source: Source) -> pa.Table:
-    """All rows of a table."""
-    blocks = []
-    with ProgressBar("read", source.size, unit=source.unit) as bar:
-        for block in source.blocks():
-            blocks.append(block)
+def read_blocks(source: Source, blocks: Iterable[pa.Table], *, title: str) -> Iterator[pa.Table]:
+    """Blocks of a table's rows, with a progress bar; raises ValueError if there are no rows."""
+    n_rows = 0
+    with ProgressBar(title, source.size, unit=source.unit) as bar:
+        for block in blocks:
+            yield block
+            n_rows += block.num_rows
             bar.advance_to(source.position)
-    if not sum(block.num_rows for block in blocks):
+    if not n_rows:
         raise ValueError(f"{source.label}: has a header but no rows.")
-    return pa.concat_tables(blocks)
 
 
 class Window(NamedTuple):
-    """Some rows of a table."""
-
     table: pa.Table
     encoded: Encoded
     place: Place  # the location of each row; of -1, that of the table
-    y: NumpyArray  # outcomes, class numbers for classes; NaN without a target
-    known: NumpyArray  # which rows have an outcome; all without a target
 
 
-def windows(
-    model: Model, source: Source, *, allow_new: bool, title: str, rows: int | None = None, with_target: bool = False
-) -> Iterator[Window]:
+def windows(model: Model, source: Source, *, allow_new: bool, title: str, rows: int | None = None) -> Iterator[Window]:
     """The rows of a table as inputs of a model; says on standard error what was missing, new or far from training.
 
     `title` is that of the progress bar; so many `rows` are read at a time.
     """
-    check_columns(model.schema, source.names, source.label, with_target=with_target)
+    check_columns(model.schema, source.names, source.label)
     missing, new, outside = Counter[str](), Counter[str](), Counter[str]()
-    first = n_absent = 0
-    with ProgressBar(title, source.size, unit=source.unit) as bar:
-        for table in regroup(source.blocks(rows), model.ensemble.block_rows):
+    first = 0
+    for table in read_blocks(source, regroup(source.blocks(rows), model.ensemble.block_rows), title=title):
 
-            def place(row: int, first: int = first) -> str:
-                return source.place(row if row < 0 else first + row)
+        def place(row: int, first: int = first) -> str:
+            return source.place(row if row < 0 else first + row)
 
-            encoded = encode(model.schema, table, at=place, allow_new=allow_new)
-            missing.update(encoded.missing)
-            new.update(encoded.new)
-            outside.update({name: int(mask.sum()) for name, mask in encoded.outside.items()})
-            y, known = np.full(table.num_rows, np.nan), np.ones(table.num_rows, dtype=bool)
-            if with_target:
-                y, known = model.outcomes(table, at=place)
-            yield Window(table, encoded, place, y, known)
-            first += table.num_rows
-            n_absent += int((~known).sum())
-            bar.advance_to(source.position)
-    if not first:
-        raise ValueError(f"{source.label}: has a header but no rows.")
+        encoded = encode(model.schema, table, at=place, allow_new=allow_new)
+        missing.update(encoded.missing)
+        new.update(encoded.new)
+        outside.update({name: int(mask.sum()) for name, mask in encoded.outside.items()})
+        yield Window(table, encoded, place)
+        first += table.num_rows
     _note_unusual_cells(model, missing, new, outside)
-    if n_absent == first:
-        raise ValueError(f"{source.label}, column {quote(model.schema.target)}: no row has a value to compare with.")
-    if n_absent:
-        note(f"{count(n_absent, 'row')} without a target left out.")
 
 
 def _note_unusual_cells(model: Model, missing: Counter[str], new: Counter[str], outside: Counter[str]) -> None:
@@ -131,9 +111,10 @@ class Rows(NamedTuple):
     """All rows of a table, or those that have an outcome."""
 
     x: NumpyArray  # inputs of the network
-    y: NumpyArray  # outcomes, numbers or classes; NaN without a target
+    y: NumpyArray  # outcomes, numbers or classes; empty without a target
     table: pa.Table  # cells
     source: Source
+    place: Place  # the location of each row
 
 
 def read_rows(
@@ -144,51 +125,38 @@ def read_rows(
     `reading` goes to `open_table`, the rest to `windows`.
     """
     with open_table(data, **reading) as source:
-        read = list(windows(model, source, allow_new=allow_new, title=title, with_target=with_target))
-    x = np.concatenate([window.encoded.x[window.known] for window in read])
-    y = np.concatenate([window.y[window.known] for window in read])
-    y = model.ensemble.classes_[y] if with_target and model.schema.task == "classification" else y
-    return Rows(x, y, pa.concat_tables([window.table.filter(window.known) for window in read]), source)
+        check_columns(model.schema, source.names, source.label, with_target=with_target)
+        read = list(windows(model, source, allow_new=allow_new, title=title))
+    x, table = np.concatenate([window.encoded.x for window in read]), pa.concat_tables([w.table for w in read])
+    if not with_target:
+        return Rows(x, np.empty(0), table, source, source.place)
+    y, known = model.outcomes(table, at=source.place)
+    kept = np.flatnonzero(known)
+    if not len(kept):
+        raise ValueError(f"{source.label}, column {quote(model.schema.target)}: no row has a value to compare with.")
+    if len(kept) < len(x):
+        note(f"{count(len(x) - len(kept), 'row')} without a target left out.")
+    return Rows(x[kept], y[kept], table.take(kept), source, lambda row: source.place(int(kept[row])))
 
 
-def scored(model: Model, source: Source, *, allow_new: bool) -> dict[str, Tensor]:
-    """What the scores read of a table's rows that have an outcome; the CRPS of at most 100 of each window."""
-    from dropbayes.predictive.scoring import RegressionOutcomes
-
-    blocks = []
-    for window in windows(model, source, allow_new=allow_new, title="evaluate", with_target=True):
-        kept, outcome = torch.from_numpy(window.known), torch.from_numpy(window.y[window.known])
-        if not len(outcome):
-            continue
-        if model.schema.task == "classification":
-            probabilities = draw_mean(model.ensemble.draws(window.encoded.x))
-            check_finite({"probabilities": probabilities.numpy()}, window.place)
-            blocks.append({"labels": outcome, "probabilities": probabilities[kept]})
-        else:
-            mixture = model.ensemble.predictive(window.encoded.x)
-            check_finite({"mean": mixture.mean.numpy()}, window.place)
-            ranked = slice(None, None, -(-len(outcome) // 100))
-            blocks.append(RegressionOutcomes.columns(mixture.rows(kept), outcome, ranked=ranked))
-    return {name: torch.cat([block[name] for block in blocks]) for name in blocks[0]}
-
-
-def scores_of(rows: dict[str, Tensor]) -> tuple[dict[str, ScoreValue], dict[str, float]]:
+def scores_of(columns: Mapping[str, NumpyArray]) -> tuple[dict[str, ScoreValue], dict[str, float]]:
     """The scores that are shown, and their values for a prediction that is the same for every row."""
     from dropbayes.predictive.scoring import ClassOutcomes, RegressionOutcomes, score_values
 
     also: tuple[str, ...] = ("balanced_accuracy", "class_auroc")
-    if "labels" in rows:
-        labels = rows["labels"]
-        shares = torch.bincount(labels, minlength=rows["probabilities"].shape[1]).double() / len(labels)
-        values = score_values(ClassOutcomes(**rows), also)
-        constant = score_values(ClassOutcomes(labels, shares.expand(len(labels), -1)), also)
+    if "labels" in columns:
+        labels, probabilities = columns["labels"], columns["probabilities"]
+        shares = np.bincount(labels, minlength=probabilities.shape[1]) / len(labels)
+        values = score_values(ClassOutcomes(labels, probabilities), also)
+        constant = score_values(ClassOutcomes(labels, np.tile(shares, (len(labels), 1))), also)
     else:
-        also, y = ("interval_width", "interval_score", "crps"), rows["y"]
+        also, y = ("interval_width", "interval_score", "crps"), torch.from_numpy(columns["y"])
+        rows: dict[str, Any] = {name: columns[name] for name in columns if name not in ("epistemic", "aleatoric")}
         values, constant, spread = score_values(RegressionOutcomes(**rows), also), {}, y.std(correction=0)
         if spread > 0:
             gaussian = Mixture(y.mean().expand(1, len(y)), spread)
-            columns = RegressionOutcomes.columns(gaussian, y, ranked=slice(None))
-            constant = score_values(RegressionOutcomes(**columns), also)
+            rows = RegressionOutcomes.columns(gaussian, y, ranked=slice(None))
+            constant = score_values(RegressionOutcomes(**rows), also)
     return values, {name: one.value for name, one in constant.items()}
 
 

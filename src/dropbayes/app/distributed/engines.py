@@ -157,16 +157,16 @@ def on_spark(
         context = session.sparkContext
         shared = context.broadcast(make)  # one copy for each worker
 
-        def attempt(part: Part) -> Any:
+        def attempt(part: Part) -> tuple[int, Exception | None]:
             try:
-                return shared.value(part)
+                return shared.value(part), None
             except Exception as error:  # returned: Spark would try it again like a worker's death
-                return error
+                return 0, error
 
-        for result in context.parallelize(list(parts), len(parts)).map(attempt).collect():
-            if isinstance(result, Exception):
-                raise result
-            yield result
+        for n_rows, error in context.parallelize(list(parts), len(parts)).map(attempt).collect():
+            if error is not None:
+                raise error
+            yield n_rows
     finally:
         if started:
             session.stop()
@@ -176,17 +176,11 @@ ENGINES = {"processes": on_processes, "ray": on_ray, "dask": on_dask, "spark": o
 """Where parts are made, by name."""
 
 
-# --- frames --------------------------------------------------------------------------------------------------------
+# --- frames, whose new columns begin with a `prefix`: by default the target and `_` --------------------------------
 
 
 def predict_dask(frame: Any, predictor: Predictor, *, prefix: str | None = None) -> Any:
-    """A Dask data frame with the columns of a prediction, its partitions in the same order.
-
-    Args:
-        frame: A `dask.dataframe.DataFrame` with the model's columns.
-        predictor: The model.
-        prefix: The prefix of the new columns' names; by default the target and `_`.
-    """
+    """A Dask data frame with the columns of a prediction and their `prefix`, its partitions in the same order."""
 
     def add(partition: Any) -> Any:
         table = predictor.add_columns(pa.Table.from_pandas(partition, preserve_index=False), prefix=prefix)
@@ -197,14 +191,10 @@ def predict_dask(frame: Any, predictor: Predictor, *, prefix: str | None = None)
 
 
 def predict_ray(dataset: Any, predictor: Predictor, *, n_workers: int, prefix: str | None = None) -> Any:
-    """A Ray dataset with the columns of a prediction.
+    """A Ray dataset with the columns of a prediction and their `prefix`, made by so many workers at a time.
 
-    Args:
-        dataset: A `ray.data.Dataset` with the model's columns. Its blocks keep their order only where the context's
-            `execution_options.preserve_order` is set; otherwise carry a column with the number of each row.
-        predictor: The model.
-        n_workers: The batches predicted at a time.
-        prefix: The prefix of the new columns' names; by default the target and `_`.
+    Its blocks keep their order only where the context's `execution_options.preserve_order` is set; otherwise carry a
+    column with the number of each row.
     """
     import ray.data
 
@@ -217,13 +207,9 @@ def predict_ray(dataset: Any, predictor: Predictor, *, n_workers: int, prefix: s
 
 
 def predict_spark(frame: Any, predictor: Predictor, *, prefix: str | None = None) -> Any:
-    """A Spark data frame with the columns of a prediction, by `mapInArrow`.
+    """A Spark data frame with the columns of a prediction and their `prefix`, by `mapInArrow`.
 
-    Args:
-        frame: A `pyspark.sql.DataFrame` with the model's columns. Spark promises no order: carry a column with the
-            number of each row where it matters.
-        predictor: The model.
-        prefix: The prefix of the new columns' names; by default the target and `_`.
+    Spark promises no order: carry a column with the number of each row where it matters.
     """
     from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 

@@ -20,6 +20,7 @@ from pyarrow import parquet
 
 from dropbayes.app.distributed.engines import ENGINES
 from dropbayes.app.models.predictor import Predictor
+from dropbayes.app.tables import Sink
 from dropbayes.runtime import files
 from dropbayes.runtime.devices import cpu_threads
 from dropbayes.runtime.progress import ProgressBar
@@ -31,13 +32,8 @@ class Part:
 
     source: str
     first: int
-    stop: int
+    n_rows: int
     output: str
-
-    @property
-    def n_rows(self) -> int:
-        """The number of rows."""
-        return self.stop - self.first
 
     @property
     def is_written(self) -> bool:
@@ -52,10 +48,11 @@ class Part:
         with parquet.ParquetFile(self.source, pre_buffer=False) as file:
             sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
             ends = list(itertools.accumulate(sizes))
-            groups = [g for g, end in enumerate(ends) if end > self.first and end - sizes[g] < self.stop]
+            stop = self.first + self.n_rows
+            groups = [g for g, end in enumerate(ends) if end > self.first and end - sizes[g] < stop]
             position = ends[groups[0]] - sizes[groups[0]]
             for batch in file.iter_batches(block_rows, row_groups=groups, use_threads=False):
-                low, high = max(self.first - position, 0), min(self.stop - position, batch.num_rows)
+                low, high = max(self.first - position, 0), min(stop - position, batch.num_rows)
                 if low < high:
                     yield pa.Table.from_batches([batch.slice(low, high - low)])
                 position += batch.num_rows
@@ -64,15 +61,12 @@ class Part:
 def write_part(predictor: Predictor, prefix: str | None, part: Part) -> int:
     """Predicts and writes one part on one core, as there are as many workers; returns its number of rows."""
     position = part.first
-    with cpu_threads(1), files.replacement(part.output) as file, contextlib.ExitStack() as stack:
-        writer = None
+    with cpu_threads(1), Sink(part.output) as sink:
         for table in part.blocks():
             try:
-                extended = predictor.add_columns(table, prefix=prefix)
+                sink.write(predictor.add_columns(table, prefix=prefix))
             except ValueError as error:
                 raise ValueError(f"{part.source!r}, counted from its row {position}: {error}") from None
-            writer = writer or stack.enter_context(parquet.ParquetWriter(file, extended.schema))
-            writer.write_table(extended)
             position += table.num_rows
     return part.n_rows
 
@@ -149,7 +143,7 @@ def plan_parts(sources: Sequence[pathlib.Path], folder: pathlib.Path, part_rows:
             raise ValueError(f"{str(source)!r} is not a whole Parquet file.") from None
         for first in range(0, n_rows, part_rows):
             output = folder / f"part-{len(parts):06d}.parquet"
-            parts.append(Part(str(source), first, min(first + part_rows, n_rows), str(output)))
+            parts.append(Part(str(source), first, min(part_rows, n_rows - first), str(output)))
     if not parts:
         raise ValueError(f"{str(sources[0].parent)!r}: no file has a row.")
     return parts

@@ -92,7 +92,6 @@ def _rank_and_size(group: Any) -> tuple[int, int]:
 
 
 def _gather(value: Any, n_ranks: int, group: Any) -> list[Any]:
-    """The value of each process, in rank order."""
     if n_ranks == 1:
         return [value]
     values: list[Any] = [None] * n_ranks

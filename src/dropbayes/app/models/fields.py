@@ -1,10 +1,12 @@
-"""The fields of a prediction: how the networks of an estimator, and a network with its likelihood, fill them."""
+"""The fields of a prediction: how an estimator, and a network with its likelihood, fill them; and beside outcomes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -13,6 +15,8 @@ from dropbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
 from dropbayes.linear import outputs_by
 from dropbayes.predictive import Mixture, draw_mean
 from dropbayes.runtime.arrays import NumpyArray, round_digits
+from dropbayes.runtime.progress import ProgressBar
+from dropbayes.sampling import output_tensor
 from dropbayes.scores import information
 
 
@@ -67,12 +71,10 @@ class NetworkFields:
         like = next(self._net.parameters(), torch.empty(0))
         inputs = torch.tensor(x, device=like.device)
         inputs = inputs.to(like.dtype) if inputs.is_floating_point() else inputs
-        output = outputs_by(method, self._net, inputs, n_draws=n_draws, seed=seed)
-        if not isinstance(output, Tensor):
-            raise TypeError(f"`model` must return one tensor; got {type(output).__name__}. Wrap it to return that one.")
-        likelihood = self._likelihood.for_output(output.dim() - 1)
+        output = output_tensor(outputs_by(method, self._net, inputs, n_draws=n_draws, seed=seed))
+        likelihood: Any = self._likelihood.for_output(output.dim() - 1)
         mean = likelihood.mean(output.cpu()).double()
-        if isinstance(likelihood, Categorical):
+        if self.has_classes:
             return _information(mean.movedim(likelihood.axis, -1))
         scale = likelihood.variance(output.cpu()).double().sqrt()
         moments = _moments(Mixture(mean.flatten(1), scale.flatten(1)), coverage)
@@ -95,3 +97,50 @@ def _information(probabilities: Tensor) -> dict[str, NumpyArray]:
         "entropy": information.entropy(mean).numpy(),
         "mutual_information": information.mutual_information(probabilities).numpy(),
     }
+
+
+def outcome_columns(
+    ensemble: Any, x: NumpyArray, y: NumpyArray, at: Callable[[int], str]
+) -> tuple[int, dict[str, NumpyArray]]:
+    """The number of draws, and what scores read of some rows and their outcomes, for classes their numbers.
+
+    Both parts of the uncertainty are beside them. The CRPS, whose cost grows with the square of the draws, is that of
+    at most 2,000 rows, evenly spread.
+    """
+    from dropbayes.predictive.scoring import RegressionOutcomes  # it brings SciPy, for which no prediction need wait
+
+    outcome, ranked = torch.from_numpy(y), torch.zeros(len(x), dtype=torch.bool)
+    ranked[even_selection(len(x), 2000)] = True
+    has_classes, blocks = hasattr(ensemble, "classes_"), []
+    with ProgressBar("predict", len(x), unit="rows") as bar:
+        for rows, drawn in ensemble.draw_blocks(x) if has_classes else ensemble.predictive_blocks(x):
+            mean = draw_mean(drawn) if has_classes else drawn.mean
+            check_finite({"mean": mean.numpy()}, lambda row, first=rows.start: at(first + row))
+            if has_classes:
+                parts = information.mutual_information(drawn), information.expected_entropy(drawn)
+                columns = {"labels": outcome[rows], "probabilities": mean, "total": information.entropy(mean)}
+            else:
+                parts = drawn.epistemic, drawn.aleatoric
+                columns = RegressionOutcomes.columns(drawn, outcome[rows], ranked=ranked[rows])
+            blocks.append(columns | dict(zip(("epistemic", "aleatoric"), parts, strict=True)))
+            bar.advance(len(mean))
+    joined = {name: torch.cat([block[name] for block in blocks]).numpy() for name in blocks[0]}
+    return len(drawn) if has_classes else drawn.n_draws, joined
+
+
+def even_selection(n_rows: int, max_rows: int) -> npt.NDArray[np.int64]:
+    """The indices of at most so many rows, evenly spread.
+
+    Examples:
+        >>> even_selection(5, 3).tolist(), even_selection(2, 3).tolist()
+        ([0, 2, 4], [0, 1])
+    """
+    return np.linspace(0, n_rows - 1, min(n_rows, max_rows)).round().astype(np.int64)
+
+
+def check_finite(prediction: Mapping[str, NumpyArray], at: Callable[[int], str]) -> None:
+    """Raises ValueError if a row is so far from the training rows that single precision overflows."""
+    for values in prediction.values():
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            row = int((~np.isfinite(values)).reshape(len(values), -1).any(1).argmax())
+            raise ValueError(f"{at(row)}: the prediction is not finite; a value is too far from those of training.")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 import os
 import pathlib
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,17 +22,16 @@ from dropbayes.estimators.columns.cells import Place
 from dropbayes.estimators.columns.schema import Task, list_names
 from dropbayes.estimators.ensembles import Ensemble
 from dropbayes.estimators.frames import FrameColumns, as_frame, as_table
-from dropbayes.estimators.recalibration import Method, Recalibration, fit_recalibration, with_recalibration
+from dropbayes.estimators.recalibration import Method, fit_recalibration, with_recalibration
 from dropbayes.runtime.arrays import NumpyArray
 from dropbayes.runtime.validation import quote
 
 __all__ = ["Model", "load", "uncertainty_percentiles"]
 
-Frame = TypeVar("Frame")  # a data frame of pandas, polars or arrow
+Frame = TypeVar("Frame")  # a data frame of pandas, polars or arrow, or a dict of columns
 
 
 def _row(row: int) -> str:
-    """The location of a row of a data frame, as text."""
     return "the data frame" if row < 0 else f"the data frame, row {row}"
 
 
@@ -109,10 +107,9 @@ class Model:
                 "`frame` must hold numbers alone, as the estimator was fitted to them; its columns would become the "
                 f"inputs {', '.join(schema.inputs[:8])}. Fit with Model.fit(frame, target=...), which encodes columns."
             )
-        if estimator.frame_columns_ is None and estimator.n_features_in_ != len(names):
-            raise ValueError(
-                f"`frame` must hold the {estimator.n_features_in_} inputs of the estimator; got {len(names)}."
-            )
+        n_inputs = estimator.n_features_in_
+        if estimator.frame_columns_ is None and n_inputs != len(names):
+            raise ValueError(f"`frame` must hold the {n_inputs} inputs of the estimator; got {len(names)}.")
         x = columns.encode(frame, learn_missing=True)
         if len(np.asarray(y)) != len(x):
             raise ValueError(f"`y` must hold a target for each of the {len(x)} rows; got {len(np.asarray(y))}.")
@@ -146,21 +143,10 @@ class Model:
         return replace(self, ensemble=self.ensemble.with_draws(n_draws=n_draws, seed=seed))
 
     def encode(self, frame: object, *, allow_new: bool = False) -> Encoded:
-        """The rows of a data frame as inputs of the networks.
-
-        Args:
-            frame: A data frame or a dict of columns.
-            allow_new: Whether to encode unseen categories as all zeros instead of failing.
-        """
+        """The rows of a data frame or a dict of columns as inputs of the networks; `allow_new` as in `predict`."""
         return encode(self.schema, as_table(frame), at=_row, allow_new=allow_new)
 
-    @overload
-    def predict(
-        self, frame: Mapping[str, Any], *, coverage: float = 0.95, allow_new: bool = False
-    ) -> dict[str, list[Any]]: ...
-    @overload
-    def predict(self, frame: Frame, *, coverage: float = 0.95, allow_new: bool = False) -> Frame: ...
-    def predict(self, frame: Any, *, coverage: float = 0.95, allow_new: bool = False) -> Any:
+    def predict(self, frame: Frame, *, coverage: float = 0.95, allow_new: bool = False) -> Frame:
         """The prediction of each row, with uncertainty: the columns that `dropbayes predict` adds.
 
         Args:
@@ -176,10 +162,11 @@ class Model:
         if not len(encoded.x):
             raise ValueError("`frame` must have at least one row.")
         columns = Predictor(self, coverage=coverage).table_columns(encoded)
-        return as_frame({name: values.tolist() for name, values in columns.items()}, frame)
+        predicted: Frame = as_frame({name: values.tolist() for name, values in columns.items()}, frame)
+        return predicted
 
     def outcomes(self, table: pa.Table, *, at: Place = _row) -> tuple[NumpyArray, NumpyArray]:
-        """The targets of a table's rows (class numbers for classes), and which rows have one; `at` locates a row."""
+        """The targets of a table's rows, and which rows have one; `at` locates a row."""
         schema, values = self.schema, table[self.schema.target]
         if schema.task == "regression":
             y = numbers(values, schema.target, at=at, missing=schema.missing, notation=schema.target_notation)
@@ -192,8 +179,8 @@ class Model:
                     f"{at(row)}, column {quote(schema.target)}: the class {quote(text)} was not seen in training "
                     f"({list_names(codes, most=5)})."
                 )
-        y = np.array([-1 if text is None else codes[text] for text in texts], dtype=np.int64)
-        return y, y >= 0
+        code = np.array([-1 if text is None else codes[text] for text in texts], dtype=np.int64)
+        return self.ensemble.classes_[code], code >= 0
 
     def calibrate(self, frame: object, *, method: Method = "scale", allow_new: bool = False) -> Model:
         """The model recalibrated on held-out rows; call `save` to persist it.
@@ -206,28 +193,23 @@ class Model:
         table = as_table(frame)
         check_columns(self.schema, table.column_names, "the data frame", with_target=True)
         y, known = self.outcomes(table)
-        x, y = self.encode(table, allow_new=allow_new).x[known], y[known]
-        y = y if self.schema.task == "regression" else self.ensemble.classes_[y]
-        return self.with_recalibration(fit_recalibration(self.ensemble, x, y, method=method), "a data frame", x)
+        return self.recalibrated(self.encode(table, allow_new=allow_new).x[known], y[known], method, "a data frame")
 
-    def with_recalibration(
-        self, recalibration: Recalibration | None, source: str = "", x: NumpyArray | None = None
-    ) -> Model:
-        """The model with a recalibration, its source and the inputs of its rows; None removes the recalibration."""
+    def recalibrated(self, x: NumpyArray, y: NumpyArray, method: Method, source: str) -> Model:
+        """The model recalibrated on the inputs and targets of held-out rows from some source."""
+        recalibration = fit_recalibration(self.ensemble, x, y, method=method)
         ensemble = with_recalibration(self.ensemble, recalibration)
+        known = {**asdict(recalibration), "values": list(recalibration.values), "file": source}
+        known["uncertainty_percentiles"] = uncertainty_percentiles(ensemble, x)
+        return replace(self, ensemble=ensemble, origin=self.origin | {"calibration": known})
+
+    def uncalibrated(self) -> Model:
+        """The model as it was fitted."""
         origin = {name: value for name, value in self.origin.items() if name != "calibration"}
-        if recalibration is not None:
-            origin["calibration"] = {**asdict(recalibration), "values": list(recalibration.values), "file": source}
-            if x is not None:
-                origin["calibration"]["uncertainty_percentiles"] = uncertainty_percentiles(ensemble, x)
-        return replace(self, ensemble=ensemble, origin=origin)
+        return replace(self, ensemble=with_recalibration(self.ensemble, None), origin=origin)
 
     def save(self, path: str | os.PathLike[str]) -> Model:
-        """Writes the model's folder atomically; an existing model there is replaced.
-
-        Returns:
-            The model with its folder.
-        """
+        """Writes the model's folder atomically, replacing an existing one; returns the model with its folder."""
         digest = storage.write(path, self.ensemble, self.schema, self.origin)
         return replace(self, path=pathlib.Path(path), digest=digest)
 
@@ -240,9 +222,6 @@ class Model:
 
 def load(path: str | os.PathLike[str]) -> Model:
     """The model in a folder written by `dropbayes fit` or `Model.save`, with its columns and calibration.
-
-    Args:
-        path: The folder.
 
     Raises:
         ValueError: The folder holds no model, a damaged one, or one of another format.

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from dropbayes.app.models.fields import EnsembleFields, NetworkFields
+from dropbayes.app.models.fields import EnsembleFields, NetworkFields, check_finite
 from dropbayes.estimators.ensembles import METHODS, ClassEnsemble, Ensemble, RegressionEnsemble
 from dropbayes.estimators.frames import as_array
 from dropbayes.likelihoods import Likelihood
@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # slow to import, and a network does not need them
 
     from dropbayes.estimators.columns import Encoded, Schema
 
-__all__ = ["MATRIX", "Predictor", "appended", "check_finite", "uncertainty"]
+__all__ = ["MATRIX", "Predictor", "location", "uncertainty"]
 
 Columns = Mapping[str, Any]
 """Columns by name: arrays of any library, or lists."""
@@ -39,6 +39,11 @@ MATRIX = "x"
 """The name of the input that holds all columns as one matrix, `[row, column]`."""
 
 _MAX_VALUES = 2**20  # of the draws of a block, in memory
+
+
+def location(row: int) -> str:
+    """The location of a row of some columns, as text."""
+    return "`columns`" if row < 0 else f"row {row}"
 
 
 class Predictor:
@@ -171,11 +176,6 @@ class Predictor:
         return "" if self.schema is None else f"{self.schema.target}_"
 
     @property
-    def has_label_sets(self) -> bool:
-        """Whether a conformal calibration gives each row a set of labels."""
-        return self.classes is not None and getattr(self._fields.recalibration, "method", "") == "conformal"
-
-    @property
     def key(self) -> tuple[int, int, int, float, str]:
         """The settings that determine a prediction's bits: in one process, equal keys may share a batch."""
         return id(self._fields), self.n_draws, self.seed, self.coverage, self.method
@@ -218,7 +218,7 @@ class Predictor:
                 prediction is not finite.
         """
         prediction = self.predict_inputs(self.encode(columns))
-        check_finite(prediction)
+        check_finite(prediction, location)
         return prediction
 
     def encode(self, columns: Columns) -> NumpyArray:
@@ -238,9 +238,7 @@ class Predictor:
     def encode_rows(self, columns: Columns, *, allow_new: bool | None = None) -> Encoded:
         """The rows as inputs, with what a table's model finds missing, new and outlying in them; see `__call__`.
 
-        Args:
-            columns: The model's columns by name.
-            allow_new: Whether to encode unseen categories as all zeros; by default, the setting of the predictor.
+        Whether unseen categories are allowed is by default the setting of the predictor.
         """
         import pyarrow as pa
 
@@ -257,7 +255,7 @@ class Predictor:
                 except (pa.ArrowException, UnicodeError, OverflowError, TypeError) as error:
                     raise ValueError(f"column {name!r} cannot be read: {str(error).splitlines()[0]}") from None
         allow_new = self.allow_new if allow_new is None else allow_new
-        return encode(self.schema, pa.table(arrays), at=_location, allow_new=allow_new)
+        return encode(self.schema, pa.table(arrays), at=location, allow_new=allow_new)
 
     def predict_inputs(self, x: NumpyArray) -> dict[str, NumpyArray]:
         """The prediction for rows returned by `encode`, possibly concatenated; not checked to be finite."""
@@ -299,7 +297,7 @@ class Predictor:
         `coverage`; `outside` names the columns whose value lies beyond those of the training rows.
         """
         columns = {"outside": np.array(rows.outside_names(), dtype=np.str_)}
-        if self.has_label_sets:
+        if self.classes is not None and getattr(self._fields.recalibration, "method", "") == "conformal":
             sets, probabilities = self._fields.recalibration.label_sets, prediction["probabilities"]
             inside = sets(probabilities, self.coverage).numpy() if len(probabilities) else []
             labels = np.asarray(self.classes, np.str_)
@@ -313,35 +311,23 @@ class Predictor:
             table: The rows; columns that the model does not read are unchanged.
             prefix: The prefix of the new columns' names; by default the target and `_`, if it is known.
         """
-        columns = self.table_columns(self.encode_rows({name: table[name] for name in table.column_names}))
-        check_finite(columns)
-        prefix = self.prefix if prefix is None else prefix
-        taken = [prefix + name for name in columns if prefix + name in table.column_names]
-        if taken:
-            raise ValueError(f"the table has a column {taken[0]!r}, which the prediction would add; set `prefix`.")
-        return appended(table, {prefix + name: values for name, values in columns.items()})
+        return self.append_columns(table, self.encode_rows({name: table[name] for name in table.column_names}), prefix)
 
+    def append_columns(
+        self, table: pa.Table, rows: Encoded, prefix: str | None = None, at: Callable[[int], str] = location
+    ) -> pa.Table:
+        """The same for rows that are encoded already; `at` is the location of a row in an error."""
+        import pyarrow as pa
 
-def appended(table: pa.Table, columns: Mapping[str, NumpyArray]) -> pa.Table:
-    """The table with further columns."""
-    import pyarrow as pa
-
-    for name, values in columns.items():
-        kind = pa.string() if values.dtype.kind in "OU" else None
-        table = table.append_column(name, pa.array(values.tolist() if kind else values, kind))
-    return table
-
-
-def _location(row: int) -> str:
-    return "`columns`" if row < 0 else f"row {row}"
-
-
-def check_finite(prediction: Mapping[str, NumpyArray], at: Callable[[int], str] = _location) -> None:
-    """Raises ValueError if a row is so far from the training rows that single precision overflows."""
-    for values in prediction.values():
-        if values.dtype.kind == "f" and not np.isfinite(values).all():
-            row = int((~np.isfinite(values)).reshape(len(values), -1).any(1).argmax())
-            raise ValueError(f"{at(row)}: the prediction is not finite; a value is too far from those of training.")
+        prefix, columns = self.prefix if prefix is None else prefix, self.table_columns(rows)
+        check_finite(columns, at)
+        for name, values in columns.items():
+            if prefix + name in table.column_names:
+                name = prefix + name
+                raise ValueError(f"the table has a column {name!r}, which the prediction would add; set `prefix`.")
+            kind = pa.string() if values.dtype.kind in "OU" else None
+            table = table.append_column(prefix + name, pa.array(values.tolist() if kind else values, kind))
+        return table
 
 
 def uncertainty(prediction: Mapping[str, NumpyArray]) -> NumpyArray:

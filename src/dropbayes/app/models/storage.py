@@ -73,27 +73,23 @@ def _write_description(path: pathlib.Path, schema: Schema, origin: Origin, diges
 def signed(values: dict[str, Any]) -> dict[str, Any]:
     """The values of `columns.json` with their own digest."""
     others = {name: value for name, value in values.items() if name != "digest"}
-    text = json.dumps(others, sort_keys=True)
-    return {**others, "digest": hashlib.sha256(text.encode()).hexdigest()}
+    return {**others, "digest": hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()}
 
 
-def read(path: str | os.PathLike[str]) -> tuple[Ensemble, Schema, Origin, str]:
+def read(path: str | os.PathLike[str], attempts: int = 10) -> tuple[Ensemble, Schema, Origin, str]:
     """The networks in a folder, recalibrated, their columns, the origin of the fit, and the digest of the networks.
 
-    A model that is replaced meanwhile is read again.
+    A model that is replaced meanwhile is read again, at most so many times.
     """
     path = pathlib.Path(path)
-    for _ in range(10):
-        before = _description_bytes(path)
-        try:
-            stored = _read_once(path)
-        except (ValueError, OSError):
-            if _description_bytes(path) == before:
-                raise
-        else:
-            if _description_bytes(path) == before:
-                return stored
-    return _read_once(path)
+    before = _description_bytes(path)
+    try:
+        stored = _read_once(path)
+    except (ValueError, OSError):
+        if not attempts or _description_bytes(path) == before:
+            raise
+        return read(path, attempts - 1)
+    return read(path, attempts - 1) if attempts and _description_bytes(path) != before else stored
 
 
 def _description_bytes(path: pathlib.Path) -> bytes:
@@ -112,11 +108,9 @@ def _read_once(path: pathlib.Path) -> tuple[Ensemble, Schema, Origin, str]:
         raise ValueError(f"{str(path / MODEL)!r} is not the file that {COLUMNS} belongs to; fit the model again.")
     try:
         schema, origin = from_json(description), dict(description["origin"])
-        values = origin.get("calibration")
         calibration = None
-        if values is not None:
-            levels = tuple(float(value) for value in values["values"])
-            calibration = Recalibration(values["method"], levels, int(values["n_rows"]))
+        if (known := origin.get("calibration")) is not None:
+            calibration = Recalibration(known["method"], tuple(map(float, known["values"])), int(known["n_rows"]))
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(f"{str(path / COLUMNS)!r} lacks parts or has unknown ones; fit the model again.") from None
     kind = RegressionEnsemble if schema.task == "regression" else ClassEnsemble

@@ -14,16 +14,15 @@ from sklearn.linear_model import LogisticRegression, RidgeCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from dropbayes.app.models.fields import even_selection
 from dropbayes.app.report.features import MAX_FEATURES, Feature
-from dropbayes.app.report.layout import Column, Section, Table
-from dropbayes.app.report.measurements import Measured, Regression, even_selection
+from dropbayes.app.report.layout import Column, Section, Table, text_and_numbers
+from dropbayes.app.report.measurements import Measured
 from dropbayes.runtime.arrays import Numbers, NumpyArray
 from dropbayes.runtime.formatting import number, percent, score_text
 
 
 class Baseline(NamedTuple):
-    """A model beside ours."""
-
     name: str
     error: float  # RMSE, or error rate
     error_se: float  # the standard error of that
@@ -43,7 +42,7 @@ def baselines(measured: Measured, x: Numbers, training: tuple[Numbers, NumpyArra
     rows = even_selection(len(training[0]), 20_000)
     known = training[0][rows], training[1][rows]
     lines = []
-    if isinstance(measured, Regression):
+    if not measured.has_classes:
         regressors = {
             "mean of the training rows": DummyRegressor(),
             "linear regression": make_pipeline(StandardScaler(), RidgeCV(np.logspace(-3, 3, 7))),
@@ -80,9 +79,8 @@ def _gap(excess: Numbers) -> float:
 
 
 def baseline_table(lines: Sequence[Baseline], n_training: int) -> Table:
-    """Our model, the first, and simple ones."""
     classes = lines[0].log_likelihood is not None
-    heads = ["model", "error rate", "log-likelihood"] if classes else ["model", "RMSE"]
+    heads = text_and_numbers("model", *(["error rate", "log-likelihood"] if classes else ["RMSE"]))
     rows = []
     for place, line in enumerate(lines):
         more = [] if line.log_likelihood is None else [number(line.log_likelihood)]
@@ -163,6 +161,6 @@ def shift_section(measured: Sequence[Shift], *, only_ranges: bool) -> Section:
         "Medians, or the commonest value; the distance is the greatest difference of the two distribution functions "
         "(for categories, of their shares), 0 to 1."
     )
-    heads = ["feature", "in training", "here", "distance", "outside the training range"]
+    heads = text_and_numbers("feature", "in training", "here", "distance", "outside the training range")
     table = Table("training", caption, heads, rows, notable)
     return Section("training", "Are these rows like those trained on?", intro, tables=[table])

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import scipy.special
 
-from dropbayes.app.report.layout import Column, Section, Table
-from dropbayes.app.report.measurements import Measured, even_selection
+from dropbayes.app.models.fields import even_selection
+from dropbayes.app.report.layout import Column, Section, Table, text_and_numbers
+from dropbayes.app.report.measurements import Measured
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
 from dropbayes.estimators.columns.dates import day_of_year
 from dropbayes.runtime.arrays import Numbers, NumpyArray
@@ -38,7 +39,6 @@ class Feature:
 
     @property
     def is_number(self) -> bool:
-        """Whether its values are numbers."""
         return self.values.dtype.kind == "f"
 
     def text(self, value: float | str) -> str:
@@ -134,8 +134,6 @@ def features_of(
 
 
 class Importance(NamedTuple):
-    """How much a feature matters."""
-
     feature: Feature
     rise: float  # of the mean absolute error, or of the negative log-likelihood, if it is shuffled among the rows
     error: float  # the standard error of that
@@ -210,7 +208,8 @@ def features_section(measured: Measured, ranked: Sequence[Importance]) -> Sectio
     more = f" {left:,} more {'matters' if left == 1 else 'matter'} less." if left else ""
     shuffled = f"if a feature is shuffled among {min(len(measured.loss), SHUFFLED_ROWS):,} rows"
     caption = f"The rise of the {measured.shuffled_loss} {shuffled}; ± one standard error.{more}"
-    tables = [Table("importance", caption, ["feature", "rise", Column("of the greatest", share=True)], rows)]
+    heads = [*text_and_numbers("feature", "rise"), Column("of the greatest", share=True)]
+    tables = [Table("importance", caption, heads, rows)]
     said = "No feature matters beyond chance."
     if real := [one for one in ranked if one.rise > 2 * one.error]:
         said = f"{real[0].feature.name} matters most."
@@ -235,7 +234,7 @@ def _segment_table(parts: Sequence[Segment], measured: Measured) -> tuple[str, T
         for part in parts
     ]
     notable = frozenset(k for k, part in enumerate(parts) if part.sigmas > limit or abs(part.surprise_sigmas) > limit)
-    heads = map(Column, ("rows", measured.loss_name, measured.surprise_name))
+    heads = text_and_numbers("values", "rows", measured.loss_name, measured.surprise_name)
     caption = "The most important features in parts; in colour what is beyond chance among so many parts."
-    table = Table("segments", caption, ["feature", Column("values", number=False), *heads], rows, notable)
+    table = Table("segments", caption, [Column("feature", number=False), *heads], rows, notable)
     return fault, table

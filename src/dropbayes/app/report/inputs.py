@@ -50,7 +50,6 @@ def fitted_model(model: Model) -> Model:
 
 
 def input_rows(model: Model, x: Array, label: str, *, at_least: int = 1) -> Numbers:
-    """The inputs as finite numbers, `[row, feature]`."""
     rows = finite_tensor(label, x, axes="[row, feature]").double().numpy()
     if rows.shape[1] != model.n_features_in_ or len(rows) < at_least:
         raise ValueError(
@@ -95,7 +94,6 @@ def feature_groups(features: Mapping[str, Sequence[int]] | None, n_inputs: int) 
 
 
 def shown_columns(columns: Mapping[str, Sequence[object]], n_rows: int) -> list[tuple[str, Sequence[object]]]:
-    """The columns to show: names and values."""
     shown = []
     for label, values in columns.items():
         # As a list: a pandas series would take a row number for a label of its index.

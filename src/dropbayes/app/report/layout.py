@@ -38,30 +38,28 @@ class Column:
     share: bool = False
 
 
+def text_and_numbers(label: str, *labels: str) -> list[Column]:
+    """A column of texts, and columns of numbers."""
+    return [Column(label, number=False), *map(Column, labels)]
+
+
 @dataclass(frozen=True, eq=False)
 class Table:
     """Rows of texts under their columns, and the same as a CSV file to download."""
 
     key: str  # a name unique on the page, that of the file
     caption: str
-    columns: Sequence[Column | str]  # a label alone is that of texts for the first column, of numbers for the others
+    columns: Sequence[Column]
     rows: Sequence[Sequence[str]]
     notable: frozenset[int] = frozenset()  # the rows to set in colour
 
     @property
-    def heads(self) -> list[Column]:
-        return [Column(c, number=k > 0) if isinstance(c, str) else c for k, c in enumerate(self.columns)]
-
-    @property
     def download(self) -> str:
-        """The table as a CSV file, in an address that holds all of it."""
-        return csv_address([column.label for column in self.heads], self.rows)
+        return csv_address([column.label for column in self.columns], self.rows)
 
 
 @dataclass(frozen=True, eq=False)
 class Section:
-    """A section of the page."""
-
     key: str
     heading: str
     intro: str | Markup = ""
@@ -74,7 +72,6 @@ class Section:
 
     @property
     def download(self) -> str:
-        """The scores as a CSV file."""
         errors = ["" if one.error is None else f"{one.error:.4g}" for one in self.scores]
         cells = [[s.score.label, f"{s.value:.8g}", e, s.meaning] for s, e in zip(self.scores, errors, strict=True)]
         return csv_address(["score", "value", "standard error", "meaning"], cells)
@@ -94,7 +91,6 @@ def csv_address(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def render(title: str, lede: Markup, parts: Sequence[Section]) -> str:
-    """The document."""
     folder = files("dropbayes.app.report")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     # Binds percent signs to their numbers.

@@ -9,20 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from dropbayes import calibration, scores
-from dropbayes.estimators import DropoutClassifier, DropoutRegressor
-from dropbayes.predictive import ClassOutcomes, RegressionOutcomes, draw_mean
+from dropbayes.app.models.fields import outcome_columns
+from dropbayes.predictive import ClassOutcomes, RegressionOutcomes
 from dropbayes.predictive.agreement import bias, class_agreement, interval_agreement
 from dropbayes.predictive.scoring import ScoreValue, reliability_curve, risk_curve, score_values
 from dropbayes.runtime.arrays import Numbers
 from dropbayes.runtime.formatting import number, percent, printable_name
-from dropbayes.scores import RiskCoverage, information
+from dropbayes.scores import RiskCoverage
 
 Labels = npt.NDArray[np.int64]
 
@@ -50,6 +49,7 @@ class Regression:
     crps: Numbers  # of an even selection of rows
     in_series: bool = field(default=False, kw_only=True)  # whether the rows follow one another
 
+    has_classes: ClassVar[Literal[False]] = False
     loss_name = shuffled_loss = "mean absolute error"
     claims, surprise_name, total_name = "Intervals", "95 % interval holds", "variance"
     show = staticmethod(number)
@@ -75,7 +75,6 @@ class Regression:
 
     @property
     def held(self) -> str:
-        """What the intervals claim and hold, in words."""
         shares = [percent(self.scores[f"coverage_{level}"].value) for level in (50, 80, 95)]
         return "Intervals that claim 50 %, 80 % and 95 % hold {}, {} and {} of the truths".format(*shares)
 
@@ -98,6 +97,7 @@ class Classification:
     aleatoric: Numbers  # expected entropy
     classes: Sequence[str] = field(default=(), kw_only=True)  # their names
 
+    has_classes: ClassVar[Literal[True]] = True
     loss_name, shuffled_loss = "error rate", "negative log-likelihood (nats)"
     claims, surprise_name, total_name = "Probabilities", "accuracy − confidence", "entropy"
     show = staticmethod(percent)
@@ -131,47 +131,17 @@ class Classification:
 Measured = Regression | Classification
 
 
-def regression(model: DropoutRegressor, x: Numbers, y: Numbers, *, in_series: bool = False) -> Regression:
+def regression(model: Any, x: Numbers, y: Numbers, *, in_series: bool = False) -> Regression:
     """The measurements of a regression, from the distributions that `predict` itself reads."""
-    truth, chosen = torch.from_numpy(y), torch.zeros(len(x), dtype=torch.bool)
-    chosen[even_selection(len(x), 2000)] = True  # the cost of a CRPS grows with the square of the draws
-    blocks, n_draws = [], 0
-    for rows, mixture in model.predictive_blocks(x):
-        _refuse_infinite(mixture.location, rows)
-        n_draws, columns = mixture.n_draws, RegressionOutcomes.columns(mixture, truth[rows], ranked=chosen[rows])
-        blocks.append(columns | {"epistemic": mixture.epistemic, "aleatoric": mixture.aleatoric})
-    joined = {name: torch.cat([block[name] for block in blocks]).numpy() for name in blocks[0]}
-    return Regression(n_draws, in_series=in_series, **joined)
+    n_draws, columns = outcome_columns(model, x, y, "`x`, row {}".format)
+    return Regression(n_draws, in_series=in_series, **columns)
 
 
-def classification(model: DropoutClassifier, x: Numbers, labels: Labels) -> Classification:
+def classification(model: Any, x: Numbers, labels: Labels) -> Classification:
     """The measurements of a classifier, from the probabilities that `predict_proba` itself averages."""
-    blocks, n_draws = [], 0
-    for rows, draws in model.draw_blocks(x):
-        _refuse_infinite(draws.sum(-1), rows)
-        probabilities, n_draws = draw_mean(draws), len(draws)
-        parts = information.mutual_information(draws), information.expected_entropy(draws)
-        blocks.append((probabilities, information.entropy(probabilities), *parts))
-    columns = (torch.cat(column).numpy() for column in zip(*blocks, strict=True))
+    n_draws, columns = outcome_columns(model, x, labels, "`x`, row {}".format)
     classes = [printable_name(label, max_length=40) for label in model.classes_.tolist()]
-    return Classification(n_draws, labels, *columns, classes=classes)
-
-
-def _refuse_infinite(draws: Tensor, rows: slice) -> None:
-    infinite = (~draws.isfinite()).any(0)
-    if infinite.any():
-        row = rows.start + int(infinite.int().argmax())
-        raise ValueError(f"`x` must lie where the model predicts finite numbers; row {row} does not.")
-
-
-def even_selection(n_rows: int, max_rows: int) -> npt.NDArray[np.int64]:
-    """The indices of at most so many rows, evenly spread.
-
-    Examples:
-        >>> even_selection(5, 3).tolist(), even_selection(2, 3).tolist()
-        ([0, 2, 4], [0, 1])
-    """
-    return np.linspace(0, n_rows - 1, min(n_rows, max_rows)).round().astype(np.int64)
+    return Classification(n_draws, **columns, classes=classes)
 
 
 def risk_after_deferring(risk: RiskCoverage, share: float) -> tuple[int, float]:

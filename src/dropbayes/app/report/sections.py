@@ -16,7 +16,7 @@ from dropbayes import calibration
 from dropbayes.app.report import comparison, figures, measurements, summary
 from dropbayes.app.report.features import features_section, importances
 from dropbayes.app.report.inputs import ReportInputs
-from dropbayes.app.report.layout import Column, Section, Table
+from dropbayes.app.report.layout import Column, Section, Table, text_and_numbers
 from dropbayes.app.report.measurements import Classification, Measured, Regression
 from dropbayes.plots import percentile_text
 from dropbayes.predictive import draw_mean
@@ -31,7 +31,6 @@ MAX_CLASSES = 30
 
 
 def page_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
-    """The line below the title, and the sections."""
     model, x, y, training, features = inputs.model, inputs.x, inputs.y, inputs.training, inputs.features
     shifts = comparison.shifts(features, inputs.ranges)
     outside = {one.name for one in shifts if one.outside > 0.5}
@@ -142,7 +141,8 @@ def _class_table(measured: Classification) -> Table:
         f"recognised.{more}"
     )
     never = frozenset(place for place, k in enumerate(order) if support[k] and not predicted[k])
-    return Table("classes", caption, ["class", "rows", "predicted", "precision", "recall", "F1"], rows, never)
+    heads = text_and_numbers("class", "rows", "predicted", "precision", "recall", "F1")
+    return Table("classes", caption, heads, rows, never)
 
 
 def _uncertain_section(inputs: ReportInputs, measured: Measured, ranked: list[str], results: Results) -> Section:
@@ -201,7 +201,7 @@ def _is_number(value: object) -> bool:
 def _cell(value: object) -> str:
     if str(value) in ("None", "nan", "NaT", "<NA>"):
         return "(missing)"
-    if isinstance(value, float):  # no thousands marks: it may be a year
+    if type(value) is float:  # no thousands marks: it may be a year
         return f"{value:.6g}".replace("-", "−")
     day = re.sub(r"(?<=\d{4}-\d\d-\d\d)[ T]00:00(:00)?$", "", str(value))  # the day alone, without midnight
     return printable_name(day, max_length=60)
@@ -210,7 +210,7 @@ def _cell(value: object) -> str:
 def dropout_verdict(model: Any, x: Numbers, y: NumpyArray, measured: Measured) -> Verdict:
     """The verdict on the draws against the networks without dropout, whose noise is fitted to these rows."""
     plain, truth = model.without_dropout(), torch.from_numpy(y)
-    if isinstance(measured, Classification):
+    if measured.has_classes:
         logits = plain.draws(x).clamp_min(1e-30).log()
         tempered = draw_mean((logits / calibration.temperature(logits, truth)).softmax(-1))
         plain_densities = class_log_likelihood(tempered, truth)
@@ -248,7 +248,8 @@ def _dropout_section(inputs: ReportInputs, measured: Measured) -> Section:
         "favour."
     )
     advice = " ".join(re.sub(r" \([a-z_.]+\)", "", sentence) for sentence in verdict.advice)
-    table = Table("dropout", caption, ["what", "value", Column("meaning", number=False)], rows)
+    heads = [*text_and_numbers("what", "value"), Column("meaning", number=False)]
+    table = Table("dropout", caption, heads, rows)
     return Section("dropout", "Is the dropout worth its draws?", advice, tables=[table])
 
 

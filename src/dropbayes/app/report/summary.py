@@ -71,10 +71,8 @@ def regression_answers(
 def _how_good(measured: Regression, target: str) -> Answer:
     rmse, mae, spread = measured.scores["rmse"], number(measured.scores["mae"].value), measured.spread
     text = Markup("On {} rows the predicted <b><bdi>{}</bdi></b> is off by {} on average (root mean square {}). ")
-    start, guess = (
-        text.format(f"{len(measured.y):,}", target, mae, number(rmse.value)),
-        f"off by {number(spread)} (RMS)",
-    )
+    start = text.format(f"{len(measured.y):,}", target, mae, number(rmse.value))
+    guess = f"off by {number(spread)} (RMS)"
     if measured.useless:
         better = "that is better" if rmse.value - 2 * (rmse.error or 0.0) > spread else "no gain beyond chance"
         tone, beside = "warn", f"Guessing the mean of these rows would be {guess}: {better}."
@@ -87,7 +85,6 @@ def _how_good(measured: Regression, target: str) -> Answer:
 
 
 def class_answers(measured: Classification, *, target: str, fit: Fit) -> list[Answer]:
-    """How good, how sure, how well calibrated, and what to do."""
     values, agreement = measured.scores, measured.agreement
     accuracy, confidence = (percent(values[name].value) for name in ("accuracy", "mean_confidence"))
     commonest = float(measured.confusion.sum(1).max() / len(measured.labels))
@@ -181,7 +178,6 @@ def gain_is_real(loss: np.ndarray, deferred: int, gain: float) -> bool:
 
 
 def _calibrate(fault: str, how: str = "Fit it on held-out rows and keep it", option: str = "") -> Markup:
-    """A fault with the command that corrects it."""
     return Markup("{} {}: <code>dropbayes calibrate MODEL HELD_OUT{}</code>.").format(fault, how, option)
 
 

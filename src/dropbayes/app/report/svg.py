@@ -33,7 +33,6 @@ class Scale(NamedTuple):
     end: float
 
     def __call__(self, value: _Data) -> _Data:
-        """The pixel of a data value (or of each in an array)."""
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
 
@@ -102,7 +101,6 @@ def _pairs(x: Scale, y: Scale, xs: Numbers, ys: Numbers) -> list[str]:
 
 
 def line(xs: Numbers, ys: Numbers, *, kind: str, end: str = "") -> Mark:
-    """A line through the points in their order."""
     return lambda x, y: _path("M" + "L".join(_pairs(x, y, xs, ys)) + end, kind)
 
 
@@ -125,8 +123,6 @@ def stems(xs: Numbers, lower: Numbers, upper: Numbers, *, kind: str) -> Mark:
 
 
 def bars(left: Numbers, right: Numbers, height: Numbers, *, floor: Numbers | float = 0.0, kind: str) -> Mark:
-    """Bars from `floor` up to `height`."""
-
     def draw(x: Scale, y: Scale) -> str:
         corners = zip(x(left) + 0.5, x(right) - 0.5, y(np.broadcast_to(floor, height.shape)), y(height), strict=True)
         return _path("".join(f"M{a:.1f} {c:.1f}V{d:.1f}H{b:.1f}V{c:.1f}Z" for a, b, c, d in corners if c != d), kind)
@@ -145,7 +141,6 @@ def note(position: float, text: str) -> Mark:
 
 
 def words(xs: Numbers, ys: Numbers, texts: Sequence[str], *, kind: str) -> Mark:
-    """A text centred over each position."""
     return lambda x, y: "".join(_text(a, b, text, kind=kind) for a, b, text in zip(x(xs), y(ys), texts, strict=True))
 
 
@@ -177,7 +172,6 @@ class Axis:
     percent: bool = False  # whether ticks read as percentages
 
     def tick_marks(self, max_ticks: int) -> Ticks:
-        """The ticks and their texts."""
         if self.ticks is not None:
             return self.ticks
         values = round_ticks(self.low, self.high, max_ticks=max_ticks)

@@ -73,7 +73,6 @@ class Service:
     # --- requests --------------------------------------------------------------------------------------------------
 
     def named_model(self, request: Request) -> ServedModel:
-        """The model a path names."""
         model = self.models.get(request.path_params["model"])
         if model is None:
             raise HTTPException(404, f"there is no model of this name; there are {', '.join(map(repr, self.models))}.")
@@ -148,7 +147,6 @@ class Service:
             return await self._off_loop(len(rows.x) > 1000, lambda: render(head, predictor, outputs))
 
     async def infer(self, request: Request) -> Response:
-        """The answer to a request of the protocol."""
         length = request.headers.get(protocol.HEADER_LENGTH)
 
         def read(model: ServedModel, body: bytes) -> _Asked:
@@ -177,7 +175,7 @@ class Service:
             return _json({**head, "records": found})
 
         def read(model: ServedModel, body: bytes) -> _Asked:
-            asked = protocol.decode_json(body, msgspec.json.Decoder(model.records_type), "the body is no records")
+            asked = protocol.decode_json(body, protocol.RecordsRequest, "the body is no records")
             if len(asked.records) > self.settings.max_rows:
                 raise HTTPException(413, f"{len(asked.records)} records; at most {self.settings.max_rows} are taken.")
             return asked.parameters, model.columns_of(asked.records), render
@@ -227,13 +225,13 @@ def _refusal(request: Request, token: str | None) -> Response | None:
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    if not isinstance(error, HTTPException):  # a ValueError is the request's fault
-        gone = type(error) is ClientDisconnect
-        error = HTTPException(499, "the client has gone.") if gone else HTTPException(400, str(error))
-    headers = {429: {"Retry-After": "1"}, 503: {"Retry-After": "5"}}.get(error.status_code, error.headers)
-    text = error.detail.encode("utf-8", "replace").decode()
-    _log.info("%s %s refused with %d: %s", request.method, request.url.path, error.status_code, text)
-    return _json({"error": text}, error.status_code, headers)
+    status = getattr(error, "status_code", 400)  # a ValueError is the request's fault
+    text = getattr(error, "detail", str(error)).encode("utf-8", "replace").decode()
+    if type(error) is ClientDisconnect:
+        status, text = 499, "the client has gone."
+    headers = {429: {"Retry-After": "1"}, 503: {"Retry-After": "5"}}.get(status, getattr(error, "headers", None))
+    _log.info("%s %s refused with %d: %s", request.method, request.url.path, status, text)
+    return _json({"error": text}, status, headers)
 
 
 def application(settings: Settings) -> ASGIApp:

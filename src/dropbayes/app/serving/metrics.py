@@ -46,7 +46,6 @@ class Metrics:
             self._above.labels(model, level)  # exported from the start, at 0
 
     def take_rows(self, model: str, uncertainty: NumpyArray, deferred: NumpyArray | None) -> None:
-        """Counts the rows of a prediction."""
         self._rows.labels(model).inc(len(uncertainty))
         self._uncertainty.labels(model).inc(float(uncertainty.sum()))
         for level, value in self._percentiles.get(model, {}).items():
@@ -55,7 +54,6 @@ class Metrics:
             self._deferred.labels(model).inc(int(deferred.sum()))
 
     def text(self) -> bytes:
-        """The counters in Prometheus's text format."""
         if MULTIPROCESS_FOLDER not in os.environ:
             return generate_latest(self._registry)
         registry = CollectorRegistry()

@@ -36,8 +36,6 @@ class _Codec(_Strict):
 
 
 class Parameters(_Codec):
-    """The settings of a request."""
-
     n_draws: int | None = None
     seed: int | None = None
     coverage: float | None = None
@@ -63,7 +61,6 @@ class InputTensor(_Strict):
     parameters: InputParameters = msgspec.field(default_factory=InputParameters)
 
     def refuse(self, what: str, status: int = 400) -> NoReturn:
-        """Raises the error of this input."""
         raise HTTPException(status, f"input {quote(self.name)} {what}.")
 
 
@@ -74,8 +71,6 @@ class OutputParameters(_Codec):
 
 
 class OutputRequest(_Strict):
-    """One output that is asked for."""
-
     name: str
     parameters: OutputParameters = msgspec.field(default_factory=OutputParameters)
 
@@ -102,20 +97,24 @@ class InferenceRequest(_Strict):
                 raise HTTPException(400, "the output 'deferred' needs the parameter `defer_above`.")
 
 
+class RecordsRequest(_Strict):
+    """A request to predict plain records: objects with a value for each column."""
+
+    records: Annotated[list[dict[str, str | float | bool | None]], msgspec.Meta(min_length=1)]
+    parameters: Parameters = msgspec.field(default_factory=Parameters)
+
+
 # --- requests ------------------------------------------------------------------------------------------------------
 
 
-def decode_json(body: bytes | memoryview, decoder: msgspec.json.Decoder[Any], what: str) -> Any:
-    """The message in some JSON; an error begins with `what`."""
+def decode_json(body: bytes | memoryview, kind: Any, what: str) -> Any:
+    """The message of some kind in JSON; an error begins with `what`."""
     try:
-        return decoder.decode(body)
+        return msgspec.json.decode(body, type=kind)
     except RecursionError:
         raise HTTPException(400, f"{what}: nested too deeply.") from None
     except ValueError as error:  # msgspec's and Unicode's errors are ValueErrors
         raise HTTPException(400, f"{what}: {str(error).splitlines()[0][:200]}.") from None
-
-
-_request_decoder = msgspec.json.Decoder(InferenceRequest)
 
 
 def decode_request(body: bytes, header_length: str | None) -> tuple[InferenceRequest, bytes]:
@@ -126,7 +125,7 @@ def decode_request(body: bytes, header_length: str | None) -> tuple[InferenceReq
         if not is_number or int(header_length) > end:
             raise HTTPException(400, f"{HEADER_LENGTH} must be at most the length of the body, {end}.")
         end = int(header_length)
-    request = decode_json(memoryview(body)[:end], _request_decoder, "the body is no inference request")
+    request = decode_json(memoryview(body)[:end], InferenceRequest, "the body is no inference request")
     return request, body[end:]
 
 
@@ -176,7 +175,7 @@ def _json_tensor(entry: InputTensor) -> NumpyArray:
     kind: Any = {"b": bool, "f": float, "O": str}.get(dtype.kind, int) | None
     if len(entry.shape) == 2 and data[1:].lstrip()[:1] == b"[":
         kind = Annotated[list[kind], msgspec.Meta(min_length=entry.shape[1], max_length=entry.shape[1])]
-    values = decode_json(data, msgspec.json.Decoder(list[kind]), f"input {quote(entry.name)} is no {entry.datatype}")
+    values = decode_json(data, list[kind], f"input {quote(entry.name)} is no {entry.datatype}")
     has_null = dtype.kind in "iub" and b"null" in data  # numpy has no missing integer, and NaN for a missing float
     try:
         with np.errstate(over="ignore"):
@@ -213,7 +212,6 @@ def _binary_tensor(entry: InputTensor, data: bytes) -> NumpyArray:
 
 
 def datatype_of(array: NumpyArray) -> str:
-    """The datatype of an output."""
     return {"b": "BOOL", "f": "FP64", "i": "INT64"}.get(array.dtype.kind, "BYTES")
 
 

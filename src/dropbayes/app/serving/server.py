@@ -13,6 +13,7 @@ from collections.abc import Callable
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from types import FrameType
+from typing import Any
 
 import h11
 import uvicorn
@@ -33,9 +34,7 @@ _LINGER_SECONDS = 1.0  # that an open connection may still send a request after 
 def serve(settings: Settings, *, announce: Callable[[str, ServedModel], None] = lambda url, model: None) -> None:
     """Serves models until the process is signalled to stop (SIGTERM, SIGINT), then finishes the requests under way.
 
-    Args:
-        settings: The models, the address and the limits.
-        announce: Called with the address and each model once the port is open.
+    Calls `announce` with the address and each model once the port is open.
 
     Raises:
         ValueError: A folder holds no model that can be served, or two have the same name.
@@ -73,7 +72,6 @@ def _listener(host: str, port: int) -> socket.socket:
 
 
 def _work(settings: Settings, listener: socket.socket) -> None:
-    """Serves in this process until it is signalled to stop."""
     end_with_parent()
     share_cores(settings.workers)
     handlers = {name: {**handler, "stream": "ext://sys.stderr"} for name, handler in LOGGING_CONFIG["handlers"].items()}
@@ -138,10 +136,10 @@ class _Server(uvicorn.Server):
             server.close()
         headers = [*self.server_state.default_headers, CLOSE_HEADER]
         self.server_state.default_headers = headers
-        for connection in self.server_state.connections:
-            if isinstance(connection, Connection) and connection.cycle is not None:
-                connection.cycle.default_headers = headers
-        while self.server_state.connections and clock() < last:
+        connections: set[Any] = self.server_state.connections
+        for cycle in filter(None, (connection.cycle for connection in connections)):
+            cycle.default_headers = headers
+        while connections and clock() < last:
             await asyncio.sleep(0.02)
         await super().shutdown(sockets)
 
@@ -162,14 +160,12 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         self.opened = self.loop.time()
         self._watch()
-        if len(self.connections) > _MAX_CONNECTIONS:
-            others = [other for other in self.connections if isinstance(other, Connection) and other is not self]
-            free = [other for other in others if not other.is_owed and not other.transport.is_closing()]
-            if free:
-                min(free, key=lambda other: other.opened).transport.abort()
+        others: set[Any] = self.connections - {self} if len(self.connections) > _MAX_CONNECTIONS else set()
+        free = [other for other in others if not other.is_owed and not other.transport.is_closing()]
+        if free:
+            min(free, key=lambda other: other.opened).transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Ends the watch."""
         super().connection_lost(exc)
         self._timer.cancel()
 

@@ -162,8 +162,6 @@ def _checked_names(names: list[str], label: str) -> tuple[str, ...]:
 
 
 class _CsvSource(Source):
-    """CSV in a file or in memory."""
-
     def __init__(
         self, origin: pathlib.Path | pa.Buffer, label: str, delimiter: str | None, encoding: str | None
     ) -> None:

@@ -227,7 +227,6 @@ def _ranks(values: npt.ArrayLike, what: str, name: str, label: str) -> npt.NDArr
 
 
 def _times(rows: pa.Table, columns: list[Column], name: str, at: Place, tokens: tuple[str, ...]) -> Numbers:
-    """The time of each row as a number."""
     known = {column.name: column for column in columns}
     if name not in known or known[name].kind not in ("number", "date"):
         raise ValueError(f"{at(-1)}, column {quote(name)}: must hold numbers or dates (`time`).")
