@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -42,12 +41,14 @@ def _summary(runs: list[Any]) -> list[dict[str, Any]]:
     """The distinct entries among the answers to one input, one answer for each draw."""
     scores: dict[Any, list[float]] = {}
     for run in runs:
-        for entry in [run] if isinstance(run, Mapping) else run:
-            if not isinstance(entry, Mapping) or "score" not in entry:
-                raise TypeError(f"`pipe` must give entries with a `score`; got {entry!r}. Use `each_draw` instead.")
-            scores.setdefault(tuple((k, v) for k, v in entry.items() if k != "score"), []).append(float(entry["score"]))
+        for entry in [run] if hasattr(run, "keys") else run:
+            match entry:
+                case {"score": score, **others}:
+                    scores.setdefault(tuple(others.items()), []).append(float(score))
+                case _:
+                    raise TypeError(f"`pipe` must give entries with a `score`; got {entry!r}. Use `each_draw` instead.")
     found = []
-    for entry, values in sorted(scores.items(), key=lambda item: -len(item[1])):
+    for answer, values in sorted(scores.items(), key=lambda item: -len(item[1])):
         moments = {"score": statistics.fmean(values), "std": statistics.pstdev(values)}
-        found.append({**dict(entry), **moments, "share": len(values) / len(runs)})
+        found.append({**dict(answer), **moments, "share": len(values) / len(runs)})
     return found

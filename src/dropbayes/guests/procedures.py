@@ -83,7 +83,6 @@ def one_draw(
 
 
 def _named(net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by name."""
     signature = inspect.signature(net.forward)
     named = dict(signature.bind(*args, **kwargs).arguments)
     for name, parameter in signature.parameters.items():
@@ -137,15 +136,8 @@ def predict_through(
 ) -> Prediction:
     """The mean and the variance over draws of what a procedure gives: tensors or arrays, or trees of them.
 
-    Args:
-        net: The network that the procedure calls.
-        procedure: As in `each_draw`.
-        n_draws: The number of draws $T$.
-        seed: As in `draws`.
-        quantiles: The levels of quantiles over draws to compute.
-        keep_draws: Whether to also return all results, `[draw, ...]`.
-        sampling: As in `draws`.
-        progress: As in `each_draw`.
+    The network, the procedure and the draws are as in `each_draw`; `quantiles` over draws, and `keep_draws` for all
+    results, `[draw, ...]`, as in `dropbayes.predict`.
     """
     request, statistics = Request(None, tuple(quantiles), keep_draws), list[RowStatistics]()
     for result in _results(net, procedure, n_draws, seed, sampling, progress):

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import PyTree
 from transformers import TrainerCallback
 
 from dropbayes.likelihoods import Categorical
@@ -66,11 +65,10 @@ class UncertaintyCallback(TrainerCallback):
         device = next(model.parameters()).device
         inputs = {name: value.to(device) for name, value in batch.items() if name != "labels"}
         labels = batch["labels"].to(device)
-        network, classes = _Logits(model), Categorical(class_axis=-1)
         settings: dict[str, Any] = {"n_draws": self.n_draws, "seed": self.seed, "progress": False}
-        prediction = predict(network, inputs, likelihood=classes, **settings)
-        plain = evaluation_output(network, inputs).float().softmax(-1)
-        drawn, information = prediction.mean, prediction.mutual_information
+        prediction = predict(model, inputs, likelihood=Categorical(class_axis=-1), **settings)
+        plain = output_tensor(evaluation_output(model, inputs)).float().softmax(-1)
+        drawn, information = output_tensor(prediction.mean), prediction.mutual_information
         can_generate = getattr(model, "can_generate", bool)
         if can_generate() and not model.config.is_encoder_decoder and labels.dim() == 2:  # of the next token
             drawn, plain, information, labels = drawn[:, :-1], plain[:, :-1], information[:, :-1], labels[:, 1:]
@@ -81,14 +79,3 @@ class UncertaintyCallback(TrainerCallback):
             )
         counted = labels != -100  # which transformers leaves out of its losses
         return (*(values[counted].cpu().double() for values in (drawn, plain, information)), labels[counted].cpu())
-
-
-class _Logits(nn.Module):
-    """A model of transformers as a function from its named inputs to its logits alone."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, **inputs: PyTree) -> Tensor:
-        return output_tensor(self.model(**inputs))

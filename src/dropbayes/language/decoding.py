@@ -47,7 +47,6 @@ class DrawnModel:
         self._keyed = (first.keys, first.draws.start, self.n_draws, first.sampling)
 
     def model(self) -> Any:
-        """The view of the model on which `generate` is called."""
         stand_in = generating_module(View(self.net).net)
 
         @functools.wraps(stand_in.forward)  # transformers reads its parameters
@@ -109,8 +108,8 @@ class DrawnModel:
         for key in ("input_ids", "decoder_input_ids", "position_ids", "token_type_ids", "decoder_position_ids"):
             if step.get(key) is not None:
                 whole[key] = torch.cat([self._prompt[key], step[key]], -1)
-        mask = self._prompt.get("attention_mask")
-        if isinstance(mask, Tensor) and "input_ids" in whole and mask.shape == self._prompt["input_ids"].shape:
+        mask, ids = (self._prompt.get(key) for key in ("attention_mask", "input_ids"))
+        if mask is not None and ids is not None and getattr(mask, "shape", None) == ids.shape:
             whole["attention_mask"] = torch.cat([mask, torch.ones_like(mask[:, :1])], -1)
         if "inputs_embeds" in self._prompt or step.get("decoder_inputs_embeds") is not None:
             return
@@ -166,9 +165,7 @@ def checked_options(model: nn.Module, options: dict[str, Any]) -> Any:
     for name, reason in _OURS.items():
         if name in options:
             raise ValueError(f"`{name}` has no place here: {reason}.")
-    config = copy.deepcopy(generating_module(model).generation_config)
-    if isinstance(options.get("generation_config"), type(config)):
-        config = copy.deepcopy(options["generation_config"])
+    config = copy.deepcopy(options.get("generation_config") or generating_module(model).generation_config)
     config.update(**{name: value for name, value in options.items() if name != "generation_config"})
     if config.cache_implementation not in (None, "dynamic"):
         raise ValueError(

@@ -38,7 +38,6 @@ _TEXT = ("input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embe
 
 
 def n_rows_of(arguments: dict[str, Any]) -> int:
-    """The number of texts in the arguments of a call."""
     return next(int(arguments[name].shape[0]) for name in reversed(_TEXT) if arguments.get(name) is not None)
 
 
@@ -64,7 +63,7 @@ class FoldedDraws:
         source = KeyedSource(spec, self.draws, range(n_rows), folded=True)
         self._source, self._alike, view = source, alike, self._view(inspection)
         source.follow(view)
-        folded = pytree.tree_map(self._fold, arguments, is_leaf=is_cache)
+        folded = pytree.tree_map_only(Tensor, self._fold, arguments, is_leaf=is_cache)
         try:
             with Interception(source):
                 output = eagerly(view.__call__)(**folded)
@@ -104,20 +103,18 @@ class FoldedDraws:
         """The arguments of the first draw as inputs, texts first: their number is the number of rows."""
         names = sorted(arguments, key=lambda name: name not in _TEXT)
         given = {name: arguments[name] for name in names if arguments[name] is not None}
-        return as_inputs(pytree.tree_map(self._first_draw, given, is_leaf=is_cache))
+        return as_inputs(pytree.tree_map_only(Tensor, self._first_draw, given, is_leaf=is_cache))
 
-    def _fold(self, leaf: PyTree) -> PyTree:
+    def _fold(self, leaf: Tensor) -> Tensor:
         """The rows of one draw, repeated for each draw."""
-        if not isinstance(leaf, Tensor) or leaf.dim() < 2 or leaf.shape[0] != self._n_rows:
+        if leaf.dim() < 2 or leaf.shape[0] != self._n_rows:
             return leaf
         return leaf.repeat(len(self.draws), *(1,) * (leaf.dim() - 1))
 
-    def _first_draw(self, leaf: PyTree) -> PyTree:
-        """The rows of the first draw."""
-        n_folded = self._n_rows * len(self.draws)
-        whole = isinstance(leaf, Tensor) and leaf.shape[:1] == (n_folded,) and leaf.dim() > 1
-        whole = whole and (leaf.dim() > 2 or not leaf.is_floating_point())
-        return leaf[: self._n_rows] if whole else leaf
+    def _first_draw(self, leaf: Tensor) -> Tensor:
+        is_whole = leaf.shape[:1] == (self._n_rows * len(self.draws),)
+        is_text = leaf.dim() > 2 or (leaf.dim() > 1 and not leaf.is_floating_point())
+        return leaf[: self._n_rows] if is_whole and is_text else leaf
 
     def _view(self, inspection: Inspection) -> nn.Module:
         """A view of the model in which blocks before the first site run once for all draws."""
@@ -137,8 +134,8 @@ class FoldedDraws:
         assert self._source is not None
         if self._source.site or not self._alike or len(self.draws) == 1:
             return forward(*args, **kwargs)
-        args, kwargs = pytree.tree_map(self._first_draw, (args, kwargs), is_leaf=is_cache)
-        return pytree.tree_map(self._fold, forward(*args, **kwargs), is_leaf=is_cache)
+        args, kwargs = pytree.tree_map_only(Tensor, self._first_draw, (args, kwargs), is_leaf=is_cache)
+        return pytree.tree_map_only(Tensor, self._fold, forward(*args, **kwargs), is_leaf=is_cache)
 
 
 def cache_name(arguments: dict[str, Any]) -> str | None:
@@ -155,13 +152,11 @@ def layers_of(cache: Any) -> Iterator[Any]:
 
 def tensors_of(layer: Any) -> list[Tensor]:
     """The non-empty tensors of a layer."""
-    values = list(vars(layer).values())
-    values += [entry for value in values if isinstance(value, dict) for entry in value.values()]
+    values = pytree.tree_leaves(vars(layer))
     return [value for value in values if isinstance(value, Tensor) and value.dim() > 1 and value.numel()]
 
 
 def cache_bytes(cache: Any) -> int:
-    """The memory that a cache holds."""
     return sum(tensor.numel() * tensor.element_size() for layer in layers_of(cache) for tensor in tensors_of(layer))
 
 

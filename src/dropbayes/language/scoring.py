@@ -78,7 +78,6 @@ class Texts:
 
     @property
     def n_rows(self) -> int:
-        """The number of prompts."""
         return len(self.given["input_ids"])
 
     def folded(self, draws: range, at_once: int = 1) -> list[FoldedDraws]:
@@ -98,17 +97,15 @@ class Texts:
 
     @property
     def has_encoder(self) -> bool:
-        """Whether an encoder reads the prompt."""
         return bool(generating_module(self.model).config.is_encoder_decoder)
 
     @property
     def start_token(self) -> int:
-        """The token with which a decoder begins."""
         start = self.config.decoder_start_token_id
         start = self.config.bos_token_id if start is None else start
         if start is None:
             raise ValueError("`model` must define the token its decoder begins with. Pass decoder_start_token_id=.")
-        return int(start[0] if isinstance(start, list) else start)
+        return int(torch.tensor(start).flatten()[0])  # one, or a list for a batch
 
     @property
     def new_from(self) -> int:
@@ -200,17 +197,21 @@ def decoded(tokenizer: Any, tokens: Tensor, mask: Tensor) -> list[Any] | None:
 
 def named_inputs(inputs: PyTree, tokenizer: Any, model: nn.Module) -> dict[str, Tensor]:
     """The inputs by name: token ids and the other outputs of the tokenizer."""
-    if isinstance(inputs, (str, list, tuple)):
-        return tokenized("inputs", inputs, tokenizer, model, side="left")
-    named = {"input_ids": inputs} if isinstance(inputs, Tensor) else inputs
-    if not isinstance(named, Mapping) or not isinstance(named.get("input_ids"), Tensor):
-        raise TypeError(
-            f"`inputs` must be texts, token ids [row, token], or a dict with `input_ids`; got {type(inputs).__name__}. "
-            'Tokenize with return_tensors="pt".'
-        )
+    match inputs:
+        case str() | list() | tuple():
+            return tokenized("inputs", inputs, tokenizer, model, side="left")
+        case Tensor():
+            named = {"input_ids": inputs}
+        case {"input_ids": Tensor()}:
+            named = inputs
+        case _:
+            raise TypeError(
+                f"`inputs` must be texts, token ids [row, token], or a dict with `input_ids`; got "
+                f'{type(inputs).__name__}. Tokenize with return_tensors="pt".'
+            )
     ids = named["input_ids"]
     if ids.dim() != 2 or 0 in ids.shape or ids.is_floating_point():
         raise ValueError(
             f"`input_ids` must be whole numbers [row, token], at least one of each; got shape {tuple(ids.shape)}."
         )
-    return {name: value for name, value in named.items() if isinstance(value, Tensor)}
+    return {name: value for name, value in named.items() if torch.is_tensor(value)}

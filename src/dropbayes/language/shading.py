@@ -46,14 +46,11 @@ class ShadedText:
             raise TypeError(f"`tokens` must be a sequence of strings; got {self.tokens!r}.")
         object.__setattr__(self, "tokens", tuple(self.tokens))
         object.__setattr__(self, "values", tuple(float(value) for value in self.values))
-        if len(self.tokens) != len(self.values):
-            raise ValueError(
-                f"`values` must have a number for each of the {len(self.tokens)} tokens; got {len(self.values)}."
-            )
-        if any(value < 0 or math.isinf(value) for value in self.values):
-            raise ValueError(
-                f"`values` must be finite and zero or more; got {min(self.values)!r} to {max(self.values)!r}."
-            )
+        n_tokens, values = len(self.tokens), self.values
+        if len(values) != n_tokens:
+            raise ValueError(f"`values` must have a number for each of the {n_tokens} tokens; got {len(values)}.")
+        if any(value < 0 or math.isinf(value) for value in values):
+            raise ValueError(f"`values` must be finite and zero or more; got {min(values)!r} to {max(values)!r}.")
         if self.maximum is not None and not 0 < self.maximum < math.inf:
             raise ValueError(f"`maximum` must be a positive number; got {self.maximum!r}.")
 

@@ -39,44 +39,28 @@ if TYPE_CHECKING:
 class SequenceUncertainty:
     """The uncertainty of whole texts under one combination of the draws, one number per row."""
 
-    log_prob: Tensor
-    """The log-probability of the text."""
-    normalised_log_prob: Tensor
-    """The log-probability over the number of tokens."""
-    total: Tensor
-    """The total uncertainty in nats per token: data and knowledge together."""
-    data: Tensor
-    """The data uncertainty in nats per token: that on which the draws agree."""
-    knowledge: Tensor
-    """The knowledge uncertainty in nats per token: the disagreement of the draws."""
+    log_prob: Tensor  #: The log-probability of the text.
+    normalised_log_prob: Tensor  #: The log-probability over the number of tokens.
+    total: Tensor  #: The total uncertainty in nats per token: data and knowledge together.
+    data: Tensor  #: The data uncertainty in nats per token: that on which the draws agree.
+    knowledge: Tensor  #: The knowledge uncertainty in nats per token: the disagreement of the draws.
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextUncertainty(Printed):
     """The uncertainty of texts, `[row, token]`, NaN after the end of a text; prints as a table."""
 
-    tokens: Tensor
-    """The tokens that were judged, without the prompt."""
-    mask: Tensor
-    """Which of them are part of the text: False for the padding after its end."""
-    draw_log_probs: Tensor
-    """The log-probability that each draw gives each token, `[draw, row, token]`."""
-    token_log_prob: Tensor
-    """The log of the mean probability of each token."""
-    token_entropy: Tensor
-    """The entropy of the mean distribution: total uncertainty."""
-    token_expected_entropy: Tensor
-    """The mean of the draws' entropies: data uncertainty."""
-    token_mutual_information: Tensor
-    """Their difference, the mutual information of token and draw: knowledge uncertainty."""
-    token_disagreement: Tensor
-    """The share of draws whose most probable token is not that of the majority."""
-    product_of_expectations: SequenceUncertainty
-    """Texts judged by the mean distribution at every token."""
-    expectation_of_products: SequenceUncertainty
-    """Texts judged by the mean over draws of the whole text's probability."""
-    texts: list[str] | None = None
-    """The texts themselves, if a tokenizer was given."""
+    tokens: Tensor  #: The tokens that were judged, without the prompt.
+    mask: Tensor  #: Which of them are part of the text: False for the padding after its end.
+    draw_log_probs: Tensor  #: The log-probability that each draw gives each token, `[draw, row, token]`.
+    token_log_prob: Tensor  #: The log of the mean probability of each token.
+    token_entropy: Tensor  #: The entropy of the mean distribution: total uncertainty.
+    token_expected_entropy: Tensor  #: The mean of the draws' entropies: data uncertainty.
+    token_mutual_information: Tensor  #: Their difference, that of token and draw: knowledge uncertainty.
+    token_disagreement: Tensor  #: The share of draws whose most probable token is not that of the majority.
+    product_of_expectations: SequenceUncertainty  #: Texts judged by the mean distribution at every token.
+    expectation_of_products: SequenceUncertainty  #: Texts judged by the mean over draws of their probability.
+    texts: list[str] | None = None  #: The texts themselves, if a tokenizer was given.
 
     def to_pandas(self) -> pandas.DataFrame:
         """A pandas table with a line for each text: its log-probability and its uncertainty, in nats per token."""
@@ -97,7 +81,6 @@ class TextUncertainty(Printed):
 
 
 def text_frame(index: dict[str, Tensor], numbers: dict[str, Tensor], texts: list[str] | None) -> pandas.DataFrame:
-    """A pandas table of texts and their numbers."""
     with needed_for("a table of texts"):
         import pandas
     columns = {name: value.cpu().numpy() for name, value in (index | numbers).items()}
@@ -106,11 +89,11 @@ def text_frame(index: dict[str, Tensor], numbers: dict[str, Tensor], texts: list
 
 def text_table(title: str, frame: pandas.DataFrame) -> Table:
     """A table of texts as text, with the beginning of each."""
-    rows = [
-        [printable_name(cell, max_length=40) if isinstance(cell, str) else f"{cell:.4g}" for cell in row]
-        for row in frame.itertuples(index=False)
-    ]
-    return Table(title, rows, list(frame), align=">" * (len(frame.columns) - ("text" in frame)))
+    shown = {name: [f"{cell:.4g}" for cell in frame[name]] for name in frame if name != "text"}
+    if "text" in frame:
+        shown["text"] = [printable_name(text, max_length=40) for text in frame["text"]]
+    rows = list(zip(*shown.values(), strict=True))
+    return Table(title, rows, list(shown), align=">" * (len(shown) - ("text" in shown)))
 
 
 @dataclass(frozen=True)
@@ -124,10 +107,8 @@ class TokenUncertainty:
     expected_entropy: Tensor
     mutual_information: Tensor
     disagreement: Tensor
-    draw_log_probs: Tensor
-    """The log-probability that each draw gives the token, `[draw, row]`."""
-    weighted_entropy: Tensor
-    """The entropy of the distribution in which draws are weighted by the text so far."""
+    draw_log_probs: Tensor  #: The log-probability that each draw gives the token, `[draw, row]`.
+    weighted_entropy: Tensor  #: The entropy of the distribution in which draws are weighted by the text so far.
     weighted_expected_entropy: Tensor
 
 
