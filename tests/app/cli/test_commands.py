@@ -91,7 +91,7 @@ WRONG_CALLS = {
     "no model": ("explain", 2, "Missing argument 'MODEL'"),
     "coverage above one": ("predict {models}/numbers {models}/train.csv -o - --coverage 95", 2, "--coverage.*between 0 and 1; got 95"),
     "no draws": ("predict {models}/numbers {models}/train.csv -o - --n-draws 0", 2, "n-draws"),
-    "draws in words": ("predict {models}/numbers {models}/train.csv -o - --n-draws many", 2, "n-draws.*valid integer"),
+    "draws in words": ("predict {models}/numbers {models}/train.csv -o - --n-draws many", 2, "n-draws.*must be a number of draws, or auto; got 'many'"),
     "long delimiter": ("predict {models}/numbers {models}/train.csv -o - --delimiter ab", 2, "one plain character; got 'ab'"),
     "no block": ("predict {models}/numbers {models}/train.csv -o - --block-rows 0", 2, "block-rows"),
     "json and table on one stream": ("predict {models}/numbers {models}/train.csv -o - --json", 2, "together with --json"),

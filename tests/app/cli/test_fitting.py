@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dropbayes.app.models.model import load
-from dropbayes.app.models.storage import COLUMNS, MODEL
+from dropbayes.app.models.storage import CARD, COLUMNS, MODEL
 from tests.command_line import TINY, check, run, table
 
 
@@ -23,7 +23,7 @@ def test_fit_says_what_it_did_with_each_column(models, tmp_path):
     assert re.search(r"city +category +2 +one input for each of 2: Oslo, Rome", result.text)
     assert re.search(r"new +boolean +1 +as it is", result.text)
     assert re.search(r"kind +left out +0 +as asked", result.text)
-    assert sorted(p.name for p in (tmp_path / "m").iterdir()) == ["columns.json", "model.safetensors"]
+    assert sorted(p.name for p in (tmp_path / "m").iterdir()) == ["card.md", "columns.json", "model.safetensors"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m"]
 
 
@@ -56,7 +56,7 @@ def test_the_same_call_fits_the_same_bytes(models, tmp_path, monkeypatch):
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
         run("fit", models / "train.csv", "--target", "price", "--ignore", "kind", "--out", "m", *TINY)
-    for file in (MODEL, COLUMNS):
+    for file in (MODEL, COLUMNS, CARD):
         assert (tmp_path / "one" / "m" / file).read_bytes() == (tmp_path / "two" / "m" / file).read_bytes()
 
 

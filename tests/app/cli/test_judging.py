@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from dropbayes.app.models.model import load
+from dropbayes.app.models.storage import CARD
 from dropbayes.estimators.recalibration import fit_recalibration
 from tests.command_line import check, column, inputs, rows_of, run, table
 
@@ -136,7 +137,7 @@ def test_a_calibration_can_be_taken_back_and_is_told(model, models, tmp_path):
     assert run("predict", model, models / "new.csv", "-o", "-").text != before
     run("calibrate", model, "--method", "none")
     assert run("predict", model, models / "new.csv", "-o", "-").text == before
-    assert "calibration" not in load(model).origin
+    assert "conformal" not in (model / CARD).read_text()
 
 
 def test_classes_get_sets_of_labels(models, tmp_path):

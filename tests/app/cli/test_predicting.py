@@ -60,6 +60,18 @@ def test_predict_agrees_with_the_classifier(models):
     np.testing.assert_allclose(column(rows, "kind_mutual_information"), entropy - expected, atol=1e-12)
 
 
+def test_automatic_draws_are_those_of_the_predictor(models):
+    result = run("predict", models / "numbers", models / "new.csv", "-o", "-", "--n-draws", "auto", "--max-draws", 100)
+    rows = rows_of(result.text)
+    predictor = db.Predictor.load(models / "numbers", n_draws="auto", max_draws=100)
+    expected = predictor({name: [row[name] for row in rows] for name in predictor.inputs})
+    assert column(rows, "price_mean").tolist() == expected["mean"].tolist()
+    assert column(rows, "price_draws_used").tolist() == expected["draws_used"].tolist()
+    for wrong in ("0", "many"):
+        refused = run("predict", models / "numbers", models / "new.csv", "-o", "-", "--n-draws", wrong)
+        assert refused.code == 2 and "must be a number of draws, or auto" in refused.err
+
+
 @pytest.mark.parametrize("name", ["numbers", "classes"])
 def test_the_same_seed_gives_the_same_bytes_whatever_the_block_size(models, tmp_path, name):
     (tmp_path / "many.csv").write_text(table(4200, seed=2))  # more than are predicted at once

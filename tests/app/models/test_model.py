@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 import dropbayes as db
+from dropbayes.app.models.storage import CARD
 from tests.command_line import TINY, rows_of, run, table
 
 SMALL = {
@@ -51,7 +52,7 @@ def test_a_model_fitted_in_python_is_the_folder_of_the_command_line(model, tmp_p
     result = run("predict", saved.path, "-", "-o", "-", stdin=table(10, seed=1).encode())
     means = [float(row["price_mean"]) for row in rows_of(result.text)]
     assert means == model.predict(frame(10, seed=1))["mean"].tolist()
-    assert sorted(path.name for path in saved.path.iterdir()) == ["columns.json", "model.safetensors"]
+    assert sorted(path.name for path in saved.path.iterdir()) == ["card.md", "columns.json", "model.safetensors"]
 
 
 def test_an_estimator_fitted_to_a_data_frame_is_saved_as_the_same_folder(tmp_path):
@@ -113,7 +114,7 @@ def test_a_calibration_is_recorded_and_comes_back(model, tmp_path, method):
     for name in ("lower", "upper"):
         assert loaded.predict(held_out)[name].tolist() == calibrated.predict(held_out)[name].tolist()
     assert calibrated.predict(held_out)["upper"].tolist() != model.predict(held_out)["upper"].tolist()
-    assert loaded.origin["calibration"]["method"] == method
+    assert f"calibration: {method}" in (tmp_path / "m" / CARD).read_text()
 
 
 def test_weights_reach_the_estimator():

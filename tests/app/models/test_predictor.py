@@ -188,6 +188,35 @@ def test_a_model_and_its_predictor_give_the_same_columns(models, columns):
     assert all(predicted[name].tolist() == added[name].to_pylist() for name in predicted)
 
 
+def test_automatic_draws_of_a_row_are_those_of_their_number_and_depend_on_no_other_row(models, columns):
+    columns = rows_of(columns, slice(12))
+    for name in ("numbers", "classes"):
+        automatic = db.Predictor.load(models / name, n_draws="auto", tolerance=0.004, max_draws=300)
+        found = automatic(columns)
+        n_networks = automatic.total_draws // 300
+        used = found.pop("draws_used")
+        assert len(set(used)) > 1 and set(used) <= {n * n_networks for n in (64, 128, 256, 300)}
+        for number in set(used):
+            rows = np.flatnonzero(used == number)
+            part = rows_of(columns, rows)
+            plain = db.Predictor.load(models / name, n_draws=int(number) // n_networks)(part)
+            assert same_bits(plain, {output: values[rows] for output, values in found.items()})
+            assert same_bits(automatic(part), {**plain, "draws_used": used[rows]})
+
+
+def test_predictions_that_stop_at_other_errors_share_no_batch(models):
+    keys = {db.Predictor.load(models / "numbers", n_draws="auto", tolerance=t).key[1:] for t in (0.01, 0.02)}
+    assert len(keys) == 2
+
+
+def test_automatic_draws_meet_their_tolerance(models, columns):
+    columns = rows_of(columns, slice(20))
+    predictor = db.Predictor.load(models / "numbers", n_draws="auto", tolerance=0.02)
+    means = np.stack([predictor.with_settings(seed=seed)(columns)["mean"] for seed in range(4)])
+    errors = means.std(0, ddof=1) / predictor(columns)["std"]
+    assert np.sqrt(np.mean(errors**2)) < 0.02
+
+
 def test_a_predictor_says_what_it_reads_and_how(models):
     expected = "Predictor(size, city, new -> mean, std, epistemic, aleatoric, lower, upper; n_draws=7, seed=5, "
     assert repr(db.Predictor.load(models / "numbers", n_draws=7, seed=5)).startswith(expected)

@@ -359,3 +359,24 @@ def test_a_token_is_asked_for_where_one_is_set(models, tmp_path):
         assert live.ask("GET", "/metrics")[0] == 401
         for scheme in ("Bearer", "bearer"):
             assert live.infer(columns_request(COLUMNS), Authorization=f"{scheme} s3cret-token")[0] == 200
+
+
+# --- the description of the server -----------------------------------------------------------------------------------
+
+
+def test_every_path_that_is_described_is_answered(server):
+    status, description = server.get("/openapi.json")
+    version = server.get("/v2/models/numbers")[1]["versions"][0]
+    assert status == 200 and "/v2/models/{model}/versions/{version}/infer" in description["paths"]
+    for path, methods in description["paths"].items():
+        for method, operation in methods.items():
+            names = {name["name"] for name in operation["parameters"]}
+            assert names == {name for name in ("model", "version") if f"{{{name}}}" in path}
+            asked = path.format(model="numbers", version=version)
+            assert server.ask(method.upper(), asked)[0] == {"get": 200, "post": 400}[method]
+
+
+def test_the_columns_of_a_model_are_those_of_its_records(server):
+    schemas = server.get("/openapi.json")[1]["components"]["schemas"]
+    assert schemas["numbers_record"]["required"] == ["size", "city", "new"]
+    assert schemas["RecordsRequest"]["properties"]["parameters"]["$ref"].endswith("/Parameters")

@@ -24,7 +24,14 @@ def predict(
         str, options.output(help="A .csv or .parquet file, or with --engine a folder; - is CSV on standard output.")
     ],
     coverage: options.Coverage = 0.95,
-    n_draws: options.Draws = None,
+    n_draws: Annotated[
+        str | None,
+        typer.Option(
+            help="Draws per network, or auto: for each row until its error is small. By default as in the fit.",
+            metavar="N",
+        ),
+    ] = None,
+    max_draws: Annotated[int, options.count(help="The most draws per network with --n-draws auto.", min=64)] = 10_000,
     seed: options.Seed = None,
     method: options.Method = "sampling",
     keep: Annotated[
@@ -59,6 +66,7 @@ def predict(
         raise typer.BadParameter("has no --keep, --block-rows, --delimiter or --encoding", param_hint="'--engine'")
     if engine is None and (workers or address):
         raise typer.BadParameter("are those of an engine; name one with --engine", param_hint="'--workers, --address'")
+    draws = _draws(n_draws)
     from dropbayes.app.cli.rows import windows
     from dropbayes.app.models.model import load
     from dropbayes.app.models.predictor import Predictor
@@ -68,7 +76,9 @@ def predict(
         options.check_one_output(output, as_json)
         Sink(output)  # a wrong name is refused before a model is read
     fitted = load(model)
-    predictor = Predictor(fitted, n_draws=n_draws, seed=seed, coverage=coverage, allow_new=allow_new, method=method)
+    predictor = Predictor(
+        fitted, n_draws=draws, seed=seed, coverage=coverage, allow_new=allow_new, method=method, max_draws=max_draws
+    )
     if engine is not None:
         from dropbayes.app.distributed import predict_parquet
 
@@ -99,6 +109,16 @@ def predict(
     lines = [f"{n_rows:,} rows predicted, written to {bold(output)}", f"[dim]added: {escaped(', '.join(added))}[/dim]"]
     if output != "-":
         print_result(found, lines, as_json=as_json)
+
+
+def _draws(text: str | None) -> int | Literal["auto"] | None:
+    if text is None:
+        return None
+    if text == "auto":
+        return "auto"
+    if not text.isdecimal() or int(text) < 1:
+        raise typer.BadParameter(f"must be a number of draws, or auto; got {text!r}", param_hint="'--n-draws'")
+    return int(text)
 
 
 def _kept_columns(keep: str, source: Source, added: Sequence[str]) -> list[str]:

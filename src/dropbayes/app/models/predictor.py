@@ -10,7 +10,7 @@ import copy
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ from dropbayes.likelihoods import Likelihood
 from dropbayes.linear import N_POINTS
 from dropbayes.runtime import storage
 from dropbayes.runtime.arrays import NumpyArray, round_digits
-from dropbayes.runtime.validation import check_count, check_probability
+from dropbayes.runtime.validation import check_count, check_positive, check_probability
 
 if TYPE_CHECKING:  # slow to import, and a network does not need them
     import pyarrow as pa
@@ -38,7 +38,11 @@ Columns = Mapping[str, Any]
 MATRIX = "x"
 """The name of the input that holds all columns as one matrix, `[row, column]`."""
 
+Draws = int | Literal["auto"]
+
 _MAX_VALUES = 2**20  # of the draws of a block, in memory
+_MIN_DRAWS = 64  # of "auto", in sets from which an error is estimated
+_N_SETS = 8
 
 
 def location(row: int) -> str:
@@ -56,12 +60,15 @@ class Predictor:
         model: A fitted `DropoutRegressor` or `DropoutClassifier`, a model of `dropbayes.app.models`, or a network.
         likelihood: The observation model of a network's output; required for a network.
         columns: The names of a network's input columns, in order; without them it has one input, the array `x`.
-        n_draws: The number of draws $T$ (per network of an estimator), by default that of the model, 100 for a network.
+        n_draws: The number of draws $T$ (per network of an estimator), by default that of the model, 100 for a network;
+            "auto" draws for each row until the tolerance is met, and says in `draws_used` how often.
         seed: The seed of the draws; by default that of the model, 0 for a network.
         coverage: The nominal coverage of the interval from `lower` to `upper`.
         allow_new: Whether to encode unseen categories as all zeros instead of failing.
         method: "sampling", or "linear" or "moments" for a prediction without draws (`dropbayes.predict`), in which a
             network's rows are equal up to rounding however they are split.
+        tolerance: For "auto": the standard error of a row's mean, relative to its predictive standard deviation.
+        max_draws: For "auto": the most draws (per network), at which a row stops short of the tolerance.
 
     Attributes:
         schema: The columns of a table's model; None for others.
@@ -81,11 +88,13 @@ class Predictor:
         *,
         likelihood: Likelihood | None = None,
         columns: Sequence[str] | None = None,
-        n_draws: int | None = None,
+        n_draws: Draws | None = None,
         seed: int | None = None,
         coverage: float = 0.95,
         allow_new: bool = False,
         method: str = "sampling",
+        tolerance: float = 0.05,
+        max_draws: int = 10_000,
     ) -> None:
         self._fields: EnsembleFields | NetworkFields
         if isinstance(model, nn.Module):
@@ -96,19 +105,24 @@ class Predictor:
             raise ValueError("`likelihood` and `columns` are those of the estimator; pass them with a network only.")
         self.schema: Schema | None = self._fields.schema
         self.classes: NumpyArray | None = self._fields.classes
-        self.n_draws = self._fields.n_draws if n_draws is None else n_draws
+        self.n_draws: Draws = self._fields.n_draws if n_draws is None else n_draws
         self.seed = self._fields.seed if seed is None else seed
         self.coverage, self.allow_new, self.method = coverage, bool(allow_new), method
+        self.tolerance, self.max_draws = tolerance, max_draws
         self._check()
 
     def _check(self) -> None:
         """Raises unless every setting is one that a prediction can have; gives each its plain type."""
-        check_count("n_draws", self.n_draws)
+        if self.n_draws != "auto":
+            check_count("n_draws", self.n_draws)
         check_count("seed", self.seed, at_least=0, at_most=2**63 - 1)
+        check_count("max_draws", self.max_draws, at_least=_MIN_DRAWS)
+        check_positive("tolerance", self.tolerance)
         check_probability("coverage", self.coverage)
         if self.method not in METHODS:
             raise ValueError(f"`method` must be one of {', '.join(map(repr, METHODS))}; got {self.method!r}.")
-        self.n_draws, self.seed, self.coverage = int(self.n_draws), int(self.seed), float(self.coverage)
+        self.seed, self.max_draws = int(self.seed), int(self.max_draws)
+        self.coverage, self.tolerance = float(self.coverage), float(self.tolerance)
 
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={getattr(self, name)!r}" for name in ("n_draws", "seed", "coverage", "method"))
@@ -138,7 +152,7 @@ class Predictor:
     def with_settings(
         self,
         *,
-        n_draws: int | None = None,
+        n_draws: Draws | None = None,
         seed: int | None = None,
         coverage: float | None = None,
         method: str | None = None,
@@ -176,14 +190,16 @@ class Predictor:
         return "" if self.schema is None else f"{self.schema.target}_"
 
     @property
-    def key(self) -> tuple[int, int, int, float, str]:
+    def key(self) -> tuple[int, Draws, int, float, str, float, int]:
         """The settings that determine a prediction's bits: in one process, equal keys may share a batch."""
-        return id(self._fields), self.n_draws, self.seed, self.coverage, self.method
+        settings = self.n_draws, self.seed, self.coverage, self.method, self.tolerance, self.max_draws
+        return id(self._fields), *settings
 
     @property
     def fingerprint(self) -> str:
         """A digest of the model: of its columns, and of its exact predictions for some fixed rows."""
-        settings = self.schema or self.inputs, self.n_draws, self.seed, self.coverage
+        limits = (self.tolerance, self.max_draws) if self.n_draws == "auto" else ()
+        settings = self.schema or self.inputs, self.n_draws, self.seed, self.coverage, *limits
         digest = hashlib.sha256(repr(settings).encode())
         rows = np.random.default_rng(0).normal(size=(8, self.n_inputs))
         for values in self.predict_inputs(rows).values():
@@ -198,9 +214,14 @@ class Predictor:
         return self._fields.n_inputs
 
     @property
+    def most_draws(self) -> int:
+        """The number of draws of each network; with "auto", the most of them."""
+        return self.max_draws if self.n_draws == "auto" else self.n_draws
+
+    @property
     def total_draws(self) -> int:
-        """The number of draws of a prediction, `n_draws` per network, or of the points in their place."""
-        return (self.n_draws if self.method == "sampling" else N_POINTS) * self._fields.n_networks
+        """The number of draws of a prediction, `most_draws` per network, or of the points in their place."""
+        return (self.most_draws if self.method == "sampling" else N_POINTS) * self._fields.n_networks
 
     def __call__(self, columns: Columns) -> dict[str, NumpyArray]:
         """The prediction for each row.
@@ -259,11 +280,44 @@ class Predictor:
 
     def predict_inputs(self, x: NumpyArray) -> dict[str, NumpyArray]:
         """The prediction for rows returned by `encode`, possibly concatenated; not checked to be finite."""
+        if self.n_draws == "auto" and self.method == "sampling":
+            return self._predict_until_tolerance(x)
         rows = x if len(x) else np.zeros((1, *x.shape[1:]), x.dtype)  # an empty prediction has the shapes of one row
         step = max(1, min(4096, _MAX_VALUES // (self.total_draws * self._fields.row_size)))
-        settings = self.n_draws, self.seed, self.coverage, self.method
+        settings = self.most_draws, self.seed, self.coverage, self.method
         blocks = [self._fields(rows[start : start + step], *settings) for start in range(0, len(rows), step)]
         return {name: np.concatenate([block[name] for block in blocks])[: len(x)] for name in blocks[0]}
+
+    def _predict_until_tolerance(self, x: NumpyArray) -> dict[str, NumpyArray]:
+        """Each row by the fewest draws of 64, 128 ... that meet the tolerance, whatever the other rows."""
+        waiting, n_draws = np.arange(len(x)), _MIN_DRAWS
+        parts: list[dict[str, NumpyArray]] = []
+        while len(waiting) or not parts:
+            predictor = self.with_settings(n_draws=min(n_draws, self.max_draws))
+            met = np.full(len(waiting), n_draws >= self.max_draws)
+            if not met.any():
+                met = predictor._relative_error(x[waiting]) <= self.tolerance
+            prediction = predictor.predict_inputs(x[waiting[met]])
+            used = np.full(met.sum(), predictor.total_draws)
+            parts.append({"row": waiting[met], **prediction, "draws_used": used})
+            waiting, n_draws = waiting[~met], 2 * n_draws
+        joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        order = np.argsort(joined.pop("row"))
+        return {name: values[order] for name, values in joined.items()}
+
+    def _relative_error(self, x: NumpyArray) -> NumpyArray:
+        """A bound on the standard error of each row's mean, relative to its predictive standard deviation.
+
+        It is that of as many draws in eight independent sets; draws that are stratified together have less.
+        """
+        seeds = [(self.seed + (index + 1) * 2**40) % 2**63 for index in range(_N_SETS)]
+        n_draws = self.most_draws // _N_SETS
+        sets = [self.with_settings(n_draws=n_draws, seed=seed).predict_inputs(x) for seed in seeds]
+        means = np.stack([one["mean" if "mean" in one else "probabilities"] for one in sets])
+        mean, error = means.mean(0), means.std(0, ddof=1) / _N_SETS**0.5
+        deviation = np.mean([one["std"] for one in sets], axis=0) if "std" in sets[0] else np.sqrt(mean * (1 - mean))
+        ratio = np.divide(error, deviation, out=np.zeros_like(error), where=error > 0)
+        return ratio.max(axis=tuple(range(1, ratio.ndim)))
 
     # --- tables ---------------------------------------------------------------------------------------------------
 

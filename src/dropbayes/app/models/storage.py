@@ -1,16 +1,20 @@
 """Model folders, replaced atomically.
 
-The networks are in `model.safetensors`, the columns, the calibration and the origin in `columns.json`.
+The networks are in `model.safetensors`, the columns, the calibration and the origin in `columns.json`, and a
+readable summary in `card.md`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import html
 import json
 import os
 import pathlib
+import re
 import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -26,7 +30,7 @@ FORMAT = 3
 Origin = dict[str, Any]
 """The origin of a fit as JSON values: file, rows, settings, versions, scores, calibration."""
 
-MODEL, COLUMNS = "model.safetensors", "columns.json"
+MODEL, COLUMNS, CARD = "model.safetensors", "columns.json", "card.md"
 
 
 def check_place(path: pathlib.Path) -> None:
@@ -34,7 +38,7 @@ def check_place(path: pathlib.Path) -> None:
     if path.exists() and not path.is_dir():
         raise FileExistsError(f"{str(path)!r} is a file; name a folder for the model.")
     entries = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
-    if entries and entries != {MODEL, COLUMNS}:
+    if entries and not {MODEL, COLUMNS} <= entries <= {MODEL, COLUMNS, CARD}:
         raise FileExistsError(f"{str(path)!r} is not empty and does not hold a model; choose another folder.")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"the folder {str(path.parent)!r} does not exist; make it first.")
@@ -54,7 +58,7 @@ def write(path: str | os.PathLike[str], estimator: Ensemble, schema: Schema, ori
     with files.folder_replacement(path) as new:
         with_recalibration(estimator, None).save(new / MODEL)
         digest = files.digest(new / MODEL)
-        _write_description(new, schema, origin, digest)
+        _write_description(new, schema, origin, digest, path.name)
     return digest
 
 
@@ -62,12 +66,13 @@ def write_origin(path: pathlib.Path, schema: Schema, origin: Origin, digest: str
     """Writes the origin of a model, calibration included, into its folder; the networks there must have the digest."""
     if files.digest(path / MODEL) != digest:
         raise ValueError(f"{str(path)!r} was replaced since the model was read; calibrate the new model.")
-    _write_description(path, schema, origin, digest)
+    _write_description(path, schema, origin, digest, path.name)
 
 
-def _write_description(path: pathlib.Path, schema: Schema, origin: Origin, digest: str) -> None:
+def _write_description(path: pathlib.Path, schema: Schema, origin: Origin, digest: str, name: str) -> None:
     values = signed({"format": FORMAT, "sha256": digest, **as_json(schema), "origin": origin})
     files.write_text(path / COLUMNS, json.dumps(values, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    files.write_text(path / CARD, card(schema, origin, name=name))
 
 
 def signed(values: dict[str, Any]) -> dict[str, Any]:
@@ -142,6 +147,9 @@ def _read_description(path: pathlib.Path) -> dict[str, Any]:
     return values
 
 
+# --- the card -------------------------------------------------------------------------------------------------------
+
+
 def range_text(column: Column) -> str:
     """The range of a column's values in the training rows.
 
@@ -158,6 +166,56 @@ def range_text(column: Column) -> str:
     if column.kind == "date":
         return " to ".join(str(np.datetime64(int(day), "D")) for day in (column.low, column.high))
     return f"{column.low:.6g} to {column.high:.6g}"
+
+
+def card(schema: Schema, origin: Origin, *, name: str) -> str:
+    """The card as Markdown; `name` is that of the model's folder."""
+    lines = [
+        f"# {_escape(schema.target)}: a model of dropbayes",
+        "",
+        f"{schema.task.capitalize()} of {_escape(schema.target)} with uncertainty, by dropout networks.",
+        "",
+        "## Use",
+        "",
+        "```python",
+        "import dropbayes as db",
+        "",
+        f"model = db.load({json.dumps(name)})",
+        "model.predict(frame)  # a data frame with the columns below",
+        "```",
+        "",
+        "## Columns",
+        "",
+        "| column | kind | training rows |",
+        "|---|---|---|",
+        *(f"| {_escape(c.name)} | {c.kind} | {_escape(range_text(c))} |" for c in schema.columns),
+        *(f"| {_escape(name)} | left out | {_escape(reason)} |" for name, reason in schema.left_out.items()),
+        "",
+        "## Origin",
+        "",
+        *_facts(origin),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _escape(text: str) -> str:
+    """The text on one line, in which a reader of Markdown finds no HTML, link, code or cell."""
+    return re.sub(r"([\\`\[|])", r"\\\1", html.escape(" ".join(text.splitlines()), quote=False))
+
+
+def _facts(origin: Origin) -> Iterator[str]:
+    yield f"- data: {_escape(origin.get('file', 'unknown'))}, {origin.get('n_rows', 0):,} rows"
+    if "sha256" in origin:
+        yield f"- SHA-256 of the data: {_escape(str(origin['sha256']))}"
+    if "command" in origin:
+        text = _escape(str(origin["command"]))
+        yield f"- command: {f'`{text}`' if text == origin['command'] else text}"
+    for name in ("settings", "scores", "versions"):
+        if origin.get(name):
+            texts = [f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in origin[name].items()]
+            yield f"- {name}: {', '.join(texts)}"
+    if text := calibration_text(origin):
+        yield f"- calibration: {_escape(text)}"
 
 
 def calibration_text(origin: Origin) -> str:

@@ -9,7 +9,7 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import anyio
@@ -27,7 +27,7 @@ from dropbayes.app.models.predictor import Predictor, uncertainty
 from dropbayes.app.serving import protocol
 from dropbayes.app.serving.batching import Batches
 from dropbayes.app.serving.metrics import Metrics
-from dropbayes.app.serving.protocol import Parameters
+from dropbayes.app.serving.protocol import InferenceRequest, Parameters, RecordsRequest
 from dropbayes.app.serving.served import ServedModel, Settings, all_outputs
 from dropbayes.estimators.columns import Encoded
 from dropbayes.runtime import __version__
@@ -112,7 +112,7 @@ class Service:
 
     async def _prediction(self, request: Request, predictor: Predictor, x: NumpyArray) -> dict[str, NumpyArray]:
         """The prediction, given up where the client leaves or the time is over before it is made."""
-        if predictor.n_draws > self.settings.max_draws:
+        if predictor.most_draws > self.settings.max_draws:
             raise HTTPException(400, f"`n_draws` must be at most {self.settings.max_draws}; got {predictor.n_draws}.")
         prediction = asyncio.ensure_future(self.batches.predict(predictor, x))
         departure = asyncio.ensure_future(request.receive())  # after the body, there is only the disconnection
@@ -175,7 +175,7 @@ class Service:
             return _json({**head, "records": found})
 
         def read(model: ServedModel, body: bytes) -> _Asked:
-            asked = protocol.decode_json(body, protocol.RecordsRequest, "the body is no records")
+            asked = protocol.decode_json(body, RecordsRequest, "the body is no records")
             if len(asked.records) > self.settings.max_rows:
                 raise HTTPException(413, f"{len(asked.records)} records; at most {self.settings.max_rows} are taken.")
             return asked.parameters, model.columns_of(asked.records), render
@@ -234,6 +234,27 @@ async def _refuse(request: Request, error: Exception) -> Response:
     return _json({"error": text}, status, headers)
 
 
+def openapi(routes: Iterable[Route], models: Iterable[ServedModel]) -> dict[str, Any]:
+    """The paths of a server with the requests they take, in the OpenAPI format."""
+    kinds = [InferenceRequest, RecordsRequest]
+    (tensors, records), components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    cells = {"number": ["number", "string", "null"], "boolean": ["boolean", "string", "null"]}
+    for model in models:  # its own columns, each with a value
+        columns = {name: {"type": cells.get(kind, ["string", "null"])} for name, kind in model.predictor.inputs.items()}
+        components[f"{model.name}_record"] = {"type": "object", "properties": columns, "required": list(columns)}
+    bodies = {"infer": tensors, "records": records}
+    paths: dict[str, Any] = {}
+    for route in routes:
+        name = {"in": "path", "required": True, "schema": {"type": "string"}}
+        names = [{"name": given, **name} for given in route.param_convertors]
+        body = bodies.get(route.path.rpartition("/")[2])
+        taken = {} if body is None else {"requestBody": {"content": {"application/json": {"schema": body}}}}
+        operation = {"parameters": names, **taken, "responses": {"200": {"description": "The answer."}}}
+        paths[route.path] = {"get" if body is None else "post": operation}
+    info = {"title": "dropbayes", "version": __version__}
+    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": components}}
+
+
 def application(settings: Settings) -> ASGIApp:
     """The application that serves the models of some folders; SIGHUP reloads them."""
     service = Service(settings)
@@ -279,6 +300,7 @@ def application(settings: Settings) -> ASGIApp:
         *models("/v2/models/{model}"),
         *models("/v2/models/{model}/versions/{version}"),
         Route("/metrics", metrics, methods=["GET"]),
+        route("/openapi.json", lambda _: openapi(routes, service.models.values())),
     ]
     app = Starlette(
         routes=routes,
