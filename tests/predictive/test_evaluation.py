@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dropbayes as db
-from dropbayes.predictive.evaluation import checked_targets, evaluation_tensor, score_draws
+from dropbayes.predictive.evaluation import checked_targets, evaluation_tensor, fitted_noise, score_draws
 from dropbayes.predictive.scoring import core_scores
 
 
@@ -253,3 +253,13 @@ def test_a_plain_pass_leaves_flags_alone_and_takes_named_inputs():
 def test_a_missing_outcome_is_refused():
     with pytest.raises(ValueError, match="one outcome for each of the 3 rows"):
         checked_targets([1, 2], torch.zeros(3, 1), None)
+
+
+def test_the_noise_of_a_map_is_that_of_all_its_pixels_and_of_a_row_that_of_each_output():
+    torch.manual_seed(0)
+    outcomes = torch.randn(500, 3, 4, dtype=torch.float64) * torch.tensor([0.5, 1.0, 2.0])[:, None]
+    pixels, plain = fitted_noise(torch.zeros(1, 500, 3, 4), outcomes), torch.zeros(1, 500, 3)
+    assert pixels.precision == pytest.approx(3 / (0.25 + 1 + 4), rel=0.05)
+    assert pixels.log_density(torch.zeros(500, 3, 4), outcomes).shape == (500,)
+    outputs = fitted_noise(plain, outcomes[..., 0]).precision
+    torch.testing.assert_close(outputs, torch.tensor([4.0, 1.0, 0.25]).double(), rtol=0.15, atol=0)

@@ -30,6 +30,7 @@ from dropbayes.sampling import (
     make_plan,
     mask_spec,
     recall,
+    result_dtype,
 )
 from dropbayes.tracing.views import checked_network
 
@@ -128,7 +129,10 @@ class LinearPlan:
                 points = points.detach().to(linear.flat(index).dtype).view(len(points), *shape)
                 outputs.append(torch.view_as_complex(points.contiguous()) if output.is_complex() else points)
                 variances.append(torch.zeros(shape, device=output.device) if variance is None else variance.view(shape))
-            yield Block(rows, range(1), outputs, variances if self.only_moments else None)
+            moments = None
+            if self.only_moments and len(outputs) == 1 and not outputs[0].is_complex():
+                moments = outputs[0][0].to(dtype := result_dtype(outputs[0])), variances[0].to(dtype)
+            yield Block(rows, range(1), outputs, variances if self.only_moments else None, moments)
 
     @torch.inference_mode(False)
     @torch.enable_grad()

@@ -289,11 +289,14 @@ def score_draws(
 
 
 def fitted_noise(sampled: Tensor, y: Tensor) -> Gaussian:
-    """The Gaussian noise with the largest likelihood of draws `[draw, row, ...]`, of one precision for each output."""
+    """The Gaussian noise with the largest likelihood of draws `[draw, row, ...]`.
+
+    Each output of a row has a precision of its own, the pixels of a map one in common.
+    """
     from scipy.optimize import minimize_scalar
 
-    precisions = []
-    for squares in (y - sampled).square().flatten(2).unbind(2) if y.dim() > 1 else [(y - sampled).square()]:
+    errors, precisions = (y - sampled).square(), []
+    for squares in errors.unbind(2) if y.dim() == 2 else [errors.flatten(1)]:
 
         def loss(log_scale: float, squares: Tensor = squares) -> float:
             return log_scale - float((-0.5 * squares * math.exp(-2 * log_scale)).logsumexp(0).mean())
@@ -302,7 +305,7 @@ def fitted_noise(sampled: Tensor, y: Tensor) -> Gaussian:
         precisions.append(math.exp(-2 * minimize_scalar(loss, bounds=(low, high + 0.1), method="bounded").x))
     if len(precisions) == 1:
         return Gaussian(precisions[0])
-    return Gaussian(torch.tensor(precisions, dtype=torch.float64, device=sampled.device).view(y.shape[1:]))
+    return Gaussian(torch.tensor(precisions, dtype=torch.float64, device=sampled.device))
 
 
 def evaluation_tensor(net: nn.Module, x: PyTree) -> Tensor:
