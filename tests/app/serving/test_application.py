@@ -378,5 +378,12 @@ def test_every_path_that_is_described_is_answered(server):
 
 def test_the_columns_of_a_model_are_those_of_its_records(server):
     schemas = server.get("/openapi.json")[1]["components"]["schemas"]
-    assert schemas["numbers_record"]["required"] == ["size", "city", "new"]
-    assert schemas["RecordsRequest"]["properties"]["parameters"]["$ref"].endswith("/Parameters")
+    assert list(schemas["numbers_record"]["properties"]) == ["size", "city", "new"]
+    assert schemas["numbers_records"]["properties"]["parameters"]["$ref"].endswith("/Parameters")
+
+
+@pytest.mark.parametrize(("column", "value"), [("size", True), ("size", [1]), ("new", 1.5), ("city", {"a": 1})])
+def test_a_record_with_a_value_of_another_kind_is_refused(server, column, value):
+    record = {name: values[0] for name, values in COLUMNS.items()} | {column: value}
+    status, _, answer = server.ask("POST", "/v2/models/numbers/records", json.dumps({"records": [record]}))
+    assert status == 400 and f"$.records[0].{column}" in answer.decode()

@@ -10,7 +10,6 @@ pytest.importorskip("msgspec", reason="the extra `serve` is not installed")
 import msgspec
 
 from dropbayes.app.models.model import load
-from dropbayes.app.serving.protocol import RecordsRequest
 from dropbayes.app.serving.served import ServedModel, Settings, all_outputs
 from tests.app.serving.live import columns_request, live_server, outputs_of
 from tests.app.serving.test_application import COLUMNS
@@ -31,7 +30,7 @@ def test_the_outputs_of_some_rows_are_those_of_the_model(served, models):
 
 def test_records_are_the_columns_of_the_schema(served):
     text = b'{"records": [{"size": null, "new": true, "city": "Oslo"}, {"size": 1, "city": "Rome", "new": false}]}'
-    asked = msgspec.json.decode(text, type=RecordsRequest)
+    asked = msgspec.json.decode(text, type=served.records_type)
     assert served.columns_of(asked.records) == {"size": [None, 1.0], "city": ["Oslo", "Rome"], "new": [True, False]}
 
 

@@ -27,7 +27,7 @@ from dropbayes.app.models.predictor import Predictor, uncertainty
 from dropbayes.app.serving import protocol
 from dropbayes.app.serving.batching import Batches
 from dropbayes.app.serving.metrics import Metrics
-from dropbayes.app.serving.protocol import InferenceRequest, Parameters, RecordsRequest
+from dropbayes.app.serving.protocol import InferenceRequest, Parameters
 from dropbayes.app.serving.served import ServedModel, Settings, all_outputs
 from dropbayes.estimators.columns import Encoded
 from dropbayes.runtime import __version__
@@ -175,7 +175,7 @@ class Service:
             return _json({**head, "records": found})
 
         def read(model: ServedModel, body: bytes) -> _Asked:
-            asked = protocol.decode_json(body, RecordsRequest, "the body is no records")
+            asked = protocol.decode_json(body, model.records_type, "the body is no records")
             if len(asked.records) > self.settings.max_rows:
                 raise HTTPException(413, f"{len(asked.records)} records; at most {self.settings.max_rows} are taken.")
             return asked.parameters, model.columns_of(asked.records), render
@@ -236,13 +236,9 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 def openapi(routes: Iterable[Route], models: Iterable[ServedModel]) -> dict[str, Any]:
     """The paths of a server with the requests they take, in the OpenAPI format."""
-    kinds = [InferenceRequest, RecordsRequest]
-    (tensors, records), components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
-    cells = {"number": ["number", "string", "null"], "boolean": ["boolean", "string", "null"]}
-    for model in models:  # its own columns, each with a value
-        columns = {name: {"type": cells.get(kind, ["string", "null"])} for name, kind in model.predictor.inputs.items()}
-        components[f"{model.name}_record"] = {"type": "object", "properties": columns, "required": list(columns)}
-    bodies = {"infer": tensors, "records": records}
+    kinds = [InferenceRequest, *(model.records_type for model in models)]
+    (tensors, *records), components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    bodies = {"infer": tensors, "records": {"anyOf": records}}
     paths: dict[str, Any] = {}
     for route in routes:
         name = {"in": "path", "required": True, "schema": {"type": "string"}}

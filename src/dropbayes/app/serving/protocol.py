@@ -97,13 +97,6 @@ class InferenceRequest(_Strict):
                 raise HTTPException(400, "the output 'deferred' needs the parameter `defer_above`.")
 
 
-class RecordsRequest(_Strict):
-    """A request to predict plain records: objects with a value for each column."""
-
-    records: Annotated[list[dict[str, str | float | bool | None]], msgspec.Meta(min_length=1)]
-    parameters: Parameters = msgspec.field(default_factory=Parameters)
-
-
 # --- requests ------------------------------------------------------------------------------------------------------
 
 

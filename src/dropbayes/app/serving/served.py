@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import ipaddress
@@ -9,17 +10,17 @@ import pathlib
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
 from dropbayes.app.models.fields import check_finite
 from dropbayes.app.models.model import load
 from dropbayes.app.models.predictor import MATRIX, Predictor, location, uncertainty
-from dropbayes.app.serving.protocol import datatype_of
+from dropbayes.app.serving.protocol import Parameters, datatype_of
 from dropbayes.estimators.columns import Encoded
 from dropbayes.runtime.arrays import NumpyArray
-from dropbayes.runtime.validation import quote
 
 
 @dataclass(frozen=True)
@@ -110,15 +111,22 @@ class ServedModel:
         known = {} if classes is None else {"parameters": {"classes": [str(label) for label in classes]}}
         return {**about, "inputs": inputs, "outputs": outputs, **known}
 
-    def columns_of(self, records: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-        """The columns of plain records, each with a value for every column."""
-        names = self.predictor.inputs.keys()
-        for row, record in enumerate(records):
-            wrong = sorted(names ^ record.keys())
-            if wrong:
-                fault = "has the unknown" if wrong[0] in record else "lacks the"
-                raise ValueError(f"record {row} {fault} column {quote(wrong[0])}; the columns are in the metadata.")
-        return {name: [record[name] for record in records] for name in names}
+    @functools.cached_property
+    def records_type(self) -> type[msgspec.Struct]:
+        """A request of plain records: objects with a value for each column, and settings."""
+        cells = {"number": float | str | None, "boolean": bool | str | None, "date": str | None}
+        kinds = [cells.get(kind, str | float | bool | None) for kind in self.predictor.inputs.values()]
+        fields = [(f"column_{index}", kind) for index, kind in enumerate(kinds)]
+        rename = {field: name for (field, _), name in zip(fields, self.predictor.inputs, strict=True)}
+        record: Any = msgspec.defstruct(f"{self.name}_record", fields, rename=rename, forbid_unknown_fields=True)
+        records: Any = Annotated[list[record], msgspec.Meta(min_length=1)]
+        settings = ("parameters", Parameters, msgspec.field(default_factory=Parameters))
+        return msgspec.defstruct(f"{self.name}_records", [("records", records), settings], forbid_unknown_fields=True)
+
+    def columns_of(self, records: Sequence[msgspec.Struct]) -> dict[str, list[Any]]:
+        """The columns of some plain records."""
+        values = zip(*(msgspec.structs.astuple(record) for record in records), strict=True)
+        return dict(zip(self.predictor.inputs, map(list, values), strict=True))
 
     def encode(self, columns: Mapping[str, Any], *, allow_new: bool) -> Encoded:
         """The rows of some columns as inputs of the networks, with those beyond training."""
