@@ -86,7 +86,7 @@ def doctor(net: nn.Module, x: PyTree, *, sampling: Sampling = Sampling()) -> Dia
     for name, module in modules.items():
         # The looks of dropout without a site: by its class, or by a rate that is not 0.
         rate = getattr(module, "dropout", None)
-        looks = "drop" in type(module).__name__.lower() or (isinstance(rate, float) and rate > 0)
+        looks = "drop" in type(module).__name__.lower() or (type(rate) is float and rate > 0)
         if looks and name not in drawing:
             why = "drop_prob is 0" if getattr(module, "p", None) == 0 else "not met by this input"
             findings.append(_of_module(name, module, "off", "-", f"not: {why}"))

@@ -53,10 +53,7 @@ class FoldedDraws:
         self._alike = True
 
     def __call__(self, arguments: dict[str, Any], n_rows: int, *, alike: bool = True) -> PyTree:
-        """The model's output with the rows of all draws, `n_rows` each, for named arguments of one draw or of all.
-
-        If they read `alike` rows, the blocks before the first site are computed once.
-        """
+        """The model's output with the rows of all draws, `n_rows` each, which may be `alike`, for named arguments."""
         inspection = self.inspection(arguments, n_rows)
         inputs = self._one_draw(arguments)
         spec = mask_spec(inspection, inputs, keys=self.keys, masks="shared", sampling=self.sampling)

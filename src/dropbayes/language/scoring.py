@@ -209,9 +209,7 @@ def named_inputs(inputs: PyTree, tokenizer: Any, model: nn.Module) -> dict[str, 
                 f"`inputs` must be texts, token ids [row, token], or a dict with `input_ids`; got "
                 f'{type(inputs).__name__}. Tokenize with return_tensors="pt".'
             )
-    ids = named["input_ids"]
+    ids, rule = named["input_ids"], "must be whole numbers [row, token], at least one of each"
     if ids.dim() != 2 or 0 in ids.shape or ids.is_floating_point():
-        raise ValueError(
-            f"`input_ids` must be whole numbers [row, token], at least one of each; got shape {tuple(ids.shape)}."
-        )
+        raise ValueError(f"`input_ids` {rule}; got shape {tuple(ids.shape)}.")
     return {name: value for name, value in named.items() if torch.is_tensor(value)}

@@ -13,7 +13,7 @@ pytest.importorskip("msgspec", reason="the extra `serve` is not installed")
 from starlette.exceptions import HTTPException
 
 from dropbayes.app.serving import protocol
-from dropbayes.app.serving.protocol import InferenceRequest, Parameters, decode_request, encode_response, tensors
+from dropbayes.app.serving.protocol import InferenceRequest, Parameters, decode_request, response, tensors
 
 
 def read(inputs, binary=b"", max_rows=100, n_columns=2):
@@ -29,7 +29,7 @@ def entry(datatype, data, shape, name="a"):
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=20))
 def test_numbers_come_back_bit_for_bit(values):
     assert read([entry("FP64", values, [len(values)])])["a"].tolist() == values
-    body, _ = encode_response(InferenceRequest(inputs=[]), {}, {"a": np.array(values, dtype=float)})
+    body = response(InferenceRequest(inputs=[]), {}, {"a": np.array(values, dtype=float)}).body
     assert json.loads(body)["outputs"][0]["data"] == values
 
 
@@ -48,7 +48,8 @@ def test_raw_bytes_are_read_little_endian(datatype):
 def test_texts_travel_behind_their_lengths_and_in_order():
     texts = np.array(["Oslo", "", "Åre"], dtype=object)
     asked = InferenceRequest(inputs=[], parameters=Parameters(binary_data_output=True))
-    body, length = encode_response(asked, {}, {"a": texts, "b": np.array([1.5])})
+    answer = response(asked, {}, {"a": texts, "b": np.array([1.5])})
+    body, length = answer.body, int(answer.headers[protocol.HEADER_LENGTH])
     head, behind = body[:length], body[length:]
     inputs = json.loads(head)["outputs"]
     found = read(inputs, behind)

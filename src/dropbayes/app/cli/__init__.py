@@ -57,11 +57,7 @@ def _global_options(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit code.
-
-    Args:
-        argv: The arguments; those of the process by default.
-    """
+    """Runs the command line with some arguments, by default those of the process; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     # Rich takes longer to import than all of this; in a pipe its frames only get in the way.
     app.rich_markup_mode = "rich" if sys.stdout.isatty() else None

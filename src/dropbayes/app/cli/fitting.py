@@ -248,11 +248,7 @@ def _note_settings(model: app.Model) -> None:
 
 
 def _note_order(model: app.Model, rows: TrainingRows, cells: pa.Table) -> None:
-    """Notes on rows that resemble their neighbours, of which folds of single rows say too much good.
-
-    Where the rows are in order of time, networks with the settings of the fit are scored on folds that follow the rows
-    they learned from, and on random ones.
-    """
+    """Notes on rows that resemble their neighbours, of which folds of single rows say too much good."""
     import numpy as np
     from sklearn.base import clone
 
@@ -267,6 +263,7 @@ def _note_order(model: app.Model, rows: TrainingRows, cells: pa.Table) -> None:
         in_order = bool((steps >= 0).all() or (steps <= 0).all())
         counts_time = column.kind == "date" or column.name.casefold() in ("year", "time", "t", "trend")
         if in_order and n_distinct > 2 and (counts_time or np.allclose(steps, steps[0], rtol=0.1, atol=0.0)):
+            # Networks with the settings of the fit, scored on random folds and on those that follow what was learned.
             population = model.ensemble.population_
             settings = {
                 "hidden": tuple(model.ensemble.hidden_),

@@ -119,6 +119,7 @@ def calibrate(
 
 
 def report(
+    context: typer.Context,
     model: options.ModelFolder,
     data: options.Outcomes,
     output: Annotated[str, options.output(help="The HTML file to write; - is standard output.")],
@@ -146,9 +147,7 @@ def report(
     label = rows.source.label + (", the rows it was fitted to" if note_training_rows(fitted, data) else "")
     from dropbayes.app.report import report as page
 
-    given = {"--training": training, "--n-draws": n_draws, "--seed": seed}
-    further = [part for name, value in given.items() if value is not None for part in (name, str(value))]
-    command = shlex.join(["dropbayes", "report", model, data, "-o", output, *further])
+    command = shlex.join(["dropbayes", *context.obj])
     schema, inputs = fitted.schema, itertools.count()
     features = {column.name: [next(inputs) for _ in column.inputs] for column in schema.columns}
     html = page(

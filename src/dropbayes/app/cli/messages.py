@@ -57,11 +57,8 @@ def console() -> Console:
 
 
 def print_result(values: Mapping[str, object], text: Iterable[RenderableType], *, as_json: bool) -> None:
-    """Prints the result of a command: for people the text, for machines one JSON document of the values.
-
-    Numbers that JSON does not know become null; a generator of text is not run for a JSON document.
-    """
-    if as_json:
+    """Prints the result of a command: for people the text, for machines one JSON document of the values."""
+    if as_json:  # in which numbers that JSON does not know become null
         known = json.loads(json.dumps(values, default=lambda array: array.tolist()), parse_constant=lambda _: None)
         print(json.dumps(known, indent=1, ensure_ascii=False), flush=True)
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -13,7 +12,6 @@ from dropbayes.app.cli.messages import bold, escaped, print_result
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from dropbayes.app.tables import Source
     from dropbayes.estimators.columns import Schema
 
 
@@ -71,6 +69,7 @@ def predict(
     from dropbayes.app.models.model import load
     from dropbayes.app.models.predictor import Predictor
     from dropbayes.app.tables import Sink, open_table
+    from dropbayes.app.tables.training import check_name
 
     if engine is None:
         options.check_one_output(output, as_json)
@@ -92,7 +91,10 @@ def predict(
     added = [prefix + name for name in predictor.column_names]
     n_rows = n_outside = 0
     with open_table(data, delimiter=delimiter, encoding=encoding) as source:
-        kept = _kept_columns(keep, source, added)
+        chosen = dict.fromkeys(name.strip() for name in keep.split(","))
+        kept = list({"all": source.names, "none": ()}.get(keep, chosen))
+        for name in kept:
+            check_name(name, source.names, source.label, "keep")
         # The decimal mark of the table, so that one setting of a program reads old columns and new ones.
         marks = {fitted.schema.target_notation.decimal, *(c.notation.decimal for c in fitted.schema.columns)}
         decimal = "," if "," in marks and source.delimiter != "," else "."
@@ -119,22 +121,6 @@ def _draws(text: str | None) -> int | Literal["auto"] | None:
     if not text.isdecimal() or int(text) < 1:
         raise typer.BadParameter(f"must be a number of draws, or auto; got {text!r}", param_hint="'--n-draws'")
     return int(text)
-
-
-def _kept_columns(keep: str, source: Source, added: Sequence[str]) -> list[str]:
-    """The columns of the table that precede the added ones."""
-    from dropbayes.app.tables.training import check_name
-    from dropbayes.runtime.validation import quote
-
-    kept = {"all": source.names, "none": ()}.get(keep, [name.strip() for name in keep.split(",")])
-    for name in kept:
-        check_name(name, source.names, source.label, "keep")
-        if name in added:
-            raise ValueError(
-                f"the input has a column {quote(name)}, which the prediction would add; choose another `prefix`, or "
-                "leave it out with `keep`."
-            )
-    return list(dict.fromkeys(kept))
 
 
 def _with_numbers(table: pa.Table, schema: Schema) -> pa.Table:

@@ -51,10 +51,7 @@ class Window(NamedTuple):
 
 
 def windows(model: Model, source: Source, *, allow_new: bool, title: str, rows: int | None = None) -> Iterator[Window]:
-    """The rows of a table as inputs of a model; says on standard error what was missing, new or far from training.
-
-    `title` is that of the progress bar; so many `rows` are read at a time.
-    """
+    """The rows of a table as inputs of a model; says on standard error what was missing, new or far from training."""
     check_columns(model.schema, source.names, source.label)
     missing, new, outside = Counter[str](), Counter[str](), Counter[str]()
     first = 0
@@ -120,10 +117,7 @@ class Rows(NamedTuple):
 def read_rows(
     model: Model, data: str, *, allow_new: bool, title: str = "read", with_target: bool = False, **reading: str | None
 ) -> Rows:
-    """The rows of a table as a model reads them, with a target those that have an outcome.
-
-    `reading` goes to `open_table`, the rest to `windows`.
-    """
+    """The rows of a table as a model reads them, with a target those that have an outcome."""
     with open_table(data, **reading) as source:
         check_columns(model.schema, source.names, source.label, with_target=with_target)
         read = list(windows(model, source, allow_new=allow_new, title=title))

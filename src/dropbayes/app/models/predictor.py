@@ -324,8 +324,7 @@ class Predictor:
     def flat_columns(self, prediction: Mapping[str, NumpyArray]) -> dict[str, NumpyArray]:
         """The prediction as columns of a table: one column per class probability or output.
 
-        The parts of the uncertainty are standard deviations there, `epistemic_std` and `aleatoric_std`: the squares of
-        both add up to that of `std` [GG16, prop:var].
+        The squares of `epistemic_std` and `aleatoric_std` add up to that of `std` [GG16, prop:var].
         """
         columns: dict[str, NumpyArray] = {}
         for name, values in prediction.items():
@@ -377,8 +376,8 @@ class Predictor:
         check_finite(columns, at)
         for name, values in columns.items():
             if prefix + name in table.column_names:
-                name = prefix + name
-                raise ValueError(f"the table has a column {name!r}, which the prediction would add; set `prefix`.")
+                fault = f"the table has a column {prefix + name!r}, which the prediction would add"
+                raise ValueError(f"{fault}; choose another `prefix`, or leave the column out.")
             kind = pa.string() if values.dtype.kind in "OU" else None
             table = table.append_column(prefix + name, pa.array(values.tolist() if kind else values, kind))
         return table

@@ -25,11 +25,7 @@ _COMMENT = re.compile(r"^ */\*\*(?:(?!\*/)[\s\S])*\*/\n|^ *//.*\n", re.MULTILINE
 
 
 def program(sources: dict[str, str]) -> str:
-    """The modules, given by name, as one script that needs no module loader; `main` starts everything.
-
-    Raises:
-        ValueError: A module imports or exports in another form, or imports what is not there.
-    """
+    """The modules, given by name, as one script that needs no module loader; `main` starts everything."""
     imports = {name: [module for _, module in _IMPORT.findall(text)] for name, text in sources.items()}
     for name, modules in imports.items():
         missing = [module for module in modules if module not in sources]

@@ -67,9 +67,8 @@ def outcomes(model: Model, y: Array, n_rows: int, label: str) -> NumpyArray:
     unseen = [value for value in truths if value not in codes]
     if unseen or len(truths) != n_rows:
         what = f"{len(truths)} labels" if not unseen else repr(str(unseen[0])[:80])
-        raise ValueError(
-            f"`{label}` must hold one of the classes the model was fitted to for each of the {n_rows} rows; got {what}."
-        )
+        rule = f"one of the classes the model was fitted to for each of the {n_rows} rows"
+        raise ValueError(f"`{label}` must hold {rule}; got {what}.")
     return np.array([codes[value] for value in truths], dtype=np.int64)
 
 

@@ -182,11 +182,8 @@ def _calibrate(fault: str, how: str = "Fit it on held-out rows and keep it", opt
 
 
 def interval_advice(measured: Regression, fit: Fit, features: Sequence[Feature] = ()) -> tuple[str, Markup]:
-    """A headline if something must be corrected first, and how to use the intervals.
-
-    Faults are looked for in the order in which they must be corrected: predictions that a simple model beats, noise
-    that varies with the row, a bias, a wrong shape, a wrong scale.
-    """
+    """A headline if something must be corrected first, and how to use the intervals."""
+    # Faults are looked for in the order in which they must be corrected.
     agreement, side = measured.agreement, measured.side
     skewed = bool(measured.y.min() >= 0 and measured.spread > 0 and scipy.stats.skew(measured.y) > 1)
     if first := first_fault(measured, fit, skewed=skewed):

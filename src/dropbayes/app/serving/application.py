@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hmac
 import logging
 import signal
@@ -38,7 +39,7 @@ from dropbayes.runtime.arrays import NumpyArray
 _SMALL_BODY = 2**16
 
 _Value = TypeVar("_Value")
-_Render = Callable[[dict[str, Any], Predictor, dict[str, NumpyArray]], Response]
+_Render = Callable[[dict[str, Any], dict[str, NumpyArray]], Response]
 _Asked = tuple[Parameters, dict[str, Any], _Render]  # a request's settings, its columns, and how its answer is written
 _log = logging.getLogger("uvicorn.error")
 
@@ -144,7 +145,7 @@ class Service:
             self.metrics.take_rows(model.name, uncertainty(prediction), outputs.get("deferred"))
             used = {name: getattr(predictor, name) for name in ("method", *given)}
             head = {"model_name": model.name, "model_version": model.version, "parameters": used}
-            return await self._off_loop(len(rows.x) > 1000, lambda: render(head, predictor, outputs))
+            return await self._off_loop(len(rows.x) > 1000, lambda: render(head, outputs))
 
     async def infer(self, request: Request) -> Response:
         length = request.headers.get(protocol.HEADER_LENGTH)
@@ -154,27 +155,19 @@ class Service:
             asked.check(model.name, model.version, model.outputs)
             n_columns = len(model.predictor.inputs)
             columns = protocol.tensors(asked, binary, max_rows=self.settings.max_rows, n_columns=n_columns)
-
-            def render(head: dict[str, Any], _: Predictor, outputs: dict[str, NumpyArray]) -> Response:
-                text, length = protocol.encode_response(asked, head, outputs)
-                if length is None:
-                    return Response(text, media_type="application/json")
-                headers = {protocol.HEADER_LENGTH: str(length)}
-                return Response(text, headers=headers, media_type="application/octet-stream")
-
-            return asked.parameters, columns, render
+            return asked.parameters, columns, functools.partial(protocol.response, asked)
 
         return await self._respond(request, read)
 
     async def records(self, request: Request) -> Response:
         """The answer to plain records: a record with the columns that `dropbayes predict` adds for each."""
 
-        def render(head: dict[str, Any], predictor: Predictor, outputs: dict[str, NumpyArray]) -> Response:
-            columns = {name: values.tolist() for name, values in predictor.flat_columns(outputs).items()}
-            found = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-            return _json({**head, "records": found})
-
         def read(model: ServedModel, body: bytes) -> _Asked:
+            def render(head: dict[str, Any], outputs: dict[str, NumpyArray]) -> Response:
+                columns = {name: values.tolist() for name, values in model.predictor.flat_columns(outputs).items()}
+                found = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+                return _json({**head, "records": found})
+
             asked = protocol.decode_json(body, model.records_type, "the body is no records")
             if len(asked.records) > self.settings.max_rows:
                 raise HTTPException(413, f"{len(asked.records)} records; at most {self.settings.max_rows} are taken.")

@@ -13,6 +13,7 @@ from typing import Annotated, Any, NoReturn
 import msgspec
 import numpy as np
 from starlette.exceptions import HTTPException
+from starlette.responses import Response
 
 from dropbayes.runtime.arrays import NumpyArray
 from dropbayes.runtime.validation import quote
@@ -208,10 +209,8 @@ def datatype_of(array: NumpyArray) -> str:
     return {"b": "BOOL", "f": "FP64", "i": "INT64"}.get(array.dtype.kind, "BYTES")
 
 
-def encode_response(
-    request: InferenceRequest, head: Mapping[str, Any], outputs: Mapping[str, NumpyArray]
-) -> tuple[bytes, int | None]:
-    """The response with the outputs asked for, and the length of its JSON where some of them follow as raw bytes."""
+def response(request: InferenceRequest, head: Mapping[str, Any], outputs: Mapping[str, NumpyArray]) -> Response:
+    """The response with the outputs asked for, some of them perhaps as raw bytes behind its JSON."""
     wanted = request.outputs or [OutputRequest(name=name) for name in outputs]
     entries: list[dict[str, Any]] = []
     behind: list[bytes] = []
@@ -233,4 +232,7 @@ def encode_response(
         entries.append(entry)
     answered = {} if request.id is None else {"id": request.id}
     text = msgspec.json.encode({**head, **answered, "outputs": entries})
-    return b"".join([text, *behind]), len(text) if behind else None
+    if not behind:
+        return Response(text, media_type="application/json")
+    headers = {HEADER_LENGTH: str(len(text))}
+    return Response(b"".join([text, *behind]), headers=headers, media_type="application/octet-stream")

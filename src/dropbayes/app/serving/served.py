@@ -52,11 +52,9 @@ class Settings:
 
     @property
     def hosts(self) -> list[str]:
-        """The names in the header `Host` that are answered.
-
-        A page of another site could read from a server of this machine by a name of its own that leads here, unless
-        there is a token it does not know.
-        """
+        """The names in the header `Host` that are answered."""
+        # A page of another site could read from a server of this machine by a name of its own that leads here, unless
+        # there is a token it does not know.
         if not self.further_hosts and (self.token is not None or not self.is_local):
             return ["*"]
         return [*self.further_hosts, self.host, "localhost", "127.0.0.1", "::1", "[::1]"]

@@ -282,9 +282,8 @@ class _CsvSource(Source):
         except OSError as error:
             if error.errno is not None:  # the disk's, not the decompression's
                 raise
-            raise ValueError(
-                f"{self.label} is damaged or cut short: its {self._compression} data end badly ({error})."
-            ) from None
+            fault = f"its {self._compression} data end badly ({error})"
+            raise ValueError(f"{self.label} is damaged or cut short: {fault}.") from None
 
     def _parsing_error(self, message: str) -> ValueError:
         if "UTF8" in message:

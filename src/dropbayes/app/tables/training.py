@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import functools
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -92,10 +91,9 @@ def check_name(name: str, names: Collection[str], label: str, argument: str) -> 
 def training_rows(
     table: pa.Table, *, target: str, at: Place, task: Task | None = None, reading: Reading | None = None
 ) -> TrainingRows:
-    """The training rows of a table; `at` is the location of a row, for -1 the name of the table.
+    """The training rows of a table; columns that the user must decide about raise `ColumnProblems`.
 
     The task is by default regression for a numeric target, classification for text and for a target of 0 and 1.
-    Columns that the user must decide about raise `ColumnProblems`.
     """
     reading, label = reading or Reading(), at(-1)
     special = {"weights": reading.weights, "group": reading.group, "time": reading.time}
@@ -139,16 +137,15 @@ def _columns(
     roles = {reading.weights: "the weight of each row", reading.group: "the group of each row"}
     left_out |= {name: reason for name, reason in roles.items() if name is not None}
     problems: dict[str, Problem] = {}
-    role = functools.partial(
-        column_of, at=at, missing=tokens, max_categories=reading.max_categories, decimal=reading.decimal
-    )
+    options: dict[str, Any] = {"max_categories": reading.max_categories, "decimal": reading.decimal}
     for name in rows.column_names:
         if name == target or name in left_out:
             continue
         if rows[name].equals(rows[target]):
             left_out[name] = "a copy of the target"
             continue
-        match role(rows[name], name, categorical=name in reading.categorical):
+        is_category = name in reading.categorical
+        match column_of(rows[name], name, at=at, missing=tokens, categorical=is_category, **options):
             case LeftOut(reason=reason):
                 left_out[name] = reason
             case Problem() as problem:
