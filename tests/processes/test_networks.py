@@ -15,15 +15,16 @@ PRIOR = Prior(length_scale=1.4, bias_length_scale=2.0, hidden_length_scale="fan_
 
 
 class Residual(nn.Module):
-    def __init__(self, width=400):
+    def __init__(self, width=400, alpha=1):
         super().__init__()
+        self.alpha = alpha
         self.first, self.inner, self.back, self.out = (
             nn.Linear(3, width), nn.Linear(width, width), nn.Linear(width, width), nn.Linear(width, 1)
         )  # fmt: skip
 
     def forward(self, x):
         h = self.first(x)
-        h = h + self.back(torch.relu(self.inner(torch.tanh(h))))
+        h = torch.add(h, self.back(torch.relu(self.inner(torch.tanh(h)))), alpha=self.alpha)
         return self.out(torch.tanh(h))
 
 
@@ -173,9 +174,16 @@ def test_scales_can_be_changed_by_name():
         (nn.Sequential(nn.ReLU(), nn.Linear(3, 1)), "apply activations to the outputs of layers"),
         (nn.Sequential(nn.Identity()), "must have a linear layer"),
         (SeveralOutputs(2), "return what a layer"),
+        (Residual(4, alpha=2), r"got .*add.* whose covariance is not implemented"),
         (nn.Sequential(nn.Linear(3, 3), nn.Tanh(), TWICE, nn.Tanh(), TWICE), "use each layer once"),
     ],
 )
 def test_what_has_no_closed_form_is_refused(net, rule):
     with pytest.raises(ValueError, match=rule):
         process_of(net, PRIOR)
+
+
+def test_positions_that_are_flattened_without_their_channels_are_refused():
+    net = nn.Sequential(nn.Conv2d(1, 4, 2), nn.ReLU(), nn.Flatten(2), nn.Linear(4, 1))
+    with pytest.raises(ValueError, match=r"got '2' .*whose covariance is not implemented"):
+        process_of(net, PRIOR, input_shape=(1, 3, 3))

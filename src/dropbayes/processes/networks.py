@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from dropbayes.layers import Prior, decays
+from dropbayes.layers.family import is_zero
 from dropbayes.layers.structure import stated_keep_prob
 from dropbayes.processes.covariances import Erf, Identity, Layer, Quadrature, ReLU, Sigmoid, TanH
 from dropbayes.processes.pairs import Covariance, Pairs
@@ -51,8 +52,7 @@ _KINDS: dict[Any, str] = {
 
 def _kind(operation: Any) -> str:
     """The entry of an operation, or of the class it inherits from (the layers of `dropbayes.layers`)."""
-    keys = type(operation).__mro__ if isinstance(operation, nn.Module) else (operation,)
-    return next((_KINDS[key] for key in keys if key in _KINDS), "")
+    return next((_KINDS[key] for key in (operation, *type(operation).__mro__) if key in _KINDS), "")
 
 
 @dataclass(frozen=True)
@@ -223,16 +223,19 @@ class _Reading:
         kind, (values, n_units), sources = _kind(operation), source.values, (source.name, *(s.name for s in others))
         if kind == "passed":
             return source
-        sizes: Any = node.args[1] if len(node.args) == 2 else node.args[1:]
+        options: Any = (*node.args[1:], *node.kwargs.values())
+        if kind == "flattened" and node.op == "call_module":
+            options = operation.start_dim, operation.end_dim
+        sizes = options[0] if len(options) == 1 else options
         is_flat = isinstance(sizes, (tuple, list)) and len(sizes) == 2 and -1 in sizes  # one axis for each input
-        if kind == "flattened" or (kind == "reshaped" and is_flat):
+        if (kind == "flattened" and options in ((1,), (1, -1))) or (kind == "reshaped" and is_flat):
             if values != "positions":
                 return source
             # All positions as separate units, of which only the mean covariance is known.
             return Step(node.name, sources, ("flattened", n_units), covariances=lambda c: c.flatten(0, -3).mean(0))
         if kind == "weights":
             return self._weights(str(node.target), operation, source)
-        if kind == "sum" and len(others) == 1:
+        if kind == "sum" and len(others) == 1 and node.kwargs.get("alpha", 1) == 1:
             if sources[0] == sources[1] or not self.weighted.keys() & set(sources) or "input" in sources:
                 raise ValueError(f"`net` must add branches one of which ends in its own layer; {node.name} does not.")
             if others[0].values != source.values:
@@ -267,7 +270,7 @@ class _Reading:
             name, parameter="weight", first=values == "inputs", fan_in=n_inputs, keep_prob=kept
         )
         inverse = 0.0 if module.bias is None else self.prior.of_bias(name, parameter="bias")
-        bias_scale = 1 / inverse if isinstance(inverse, Tensor) or inverse else 0.0
+        bias_scale = 0.0 if is_zero(inverse) else 1 / inverse
         # The inputs' covariance is a sum over them, the units' is that of one: a layer adds up K of them.
         length_scale = scale if values == "inputs" else scale / module.weight.shape[1] ** 0.5
         self.weighted[step_name] = (name, module)
