@@ -152,6 +152,15 @@ def test_recurrent_and_attention_modules_have_settings_too():
     assert set(tuning.drop_probs) == {"rnn", "att"} and tuning.network.rnn.dropout == tuning.drop_probs["rnn"]
 
 
+def test_dropout_of_ignored_modules_is_not_tuned():
+    net, x, y = of_one_layer(0.3, n=300)
+    net = nn.Sequential(nn.Dropout(0.1), *net)
+    ignoring = db.Sampling(ignore_modules=["0"])
+    for per in ("layer", "network"):
+        tuning = tune_dropout(net, x, y, per=per, sampling=ignoring)
+        assert set(tuning.drop_probs) == {"3"} and tuning.network[0].p == 0.1
+
+
 def test_dropout_without_a_module_is_refused_with_a_remedy():
     net = Module(lambda m, x: m.a(nn.functional.dropout(x, 0.5, m.training)), a=nn.Linear(3, 1))
     with pytest.raises(ValueError, match=r"can be set.*nn\.Dropout"):

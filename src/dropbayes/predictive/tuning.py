@@ -28,7 +28,7 @@ from dropbayes.predictive.evaluation import checked_targets, evaluation_tensor, 
 from dropbayes.predictive.next_tokens import NextTokens, text_densities, text_inputs
 from dropbayes.runtime.arrays import Array
 from dropbayes.runtime.formatting import Printed, Table
-from dropbayes.sampling import Sampling, Site, as_inputs, draws, is_stochastic, output_tensor, sites
+from dropbayes.sampling import Sampling, Site, as_inputs, draws, output_tensor, sites
 from dropbayes.scores.averages import standard_error
 from dropbayes.tracing import draw_or_mean
 
@@ -134,9 +134,9 @@ def tune_dropout(
     if tolerance is not None and (per != "network" or not tolerance >= 0):
         raise ValueError(f'`tolerance` must be zero or more nats, for per="network"; got {tolerance!r}, {per!r}.')
     held = HeldOut(net, x, y, likelihood)
-    has_dropout = where is None and is_stochastic(held.function(net), held.inputs)
+    has_dropout = where is None and any(site.is_random for site in sites(net, held.inputs, sampling=sampling))
     base = net if has_dropout else add_dropout(net, 0.1, where=where, copy=False)
-    settings = _settings(base, sites(base, held.inputs))
+    settings = _settings(base, sites(base, held.inputs, sampling=sampling))
 
     def drawn(rates: Rates) -> tuple[Rates, Tensor]:
         """The rates, and the draws of the network with them."""
@@ -209,7 +209,7 @@ class Parts:
         self, net: nn.Module, held: HeldOut, settings: Mapping[str, str], sampling: Sampling, *, per_unit: bool = False
     ) -> None:
         inputs = as_inputs(held.inputs, row_axis=sampling.row_axis)
-        plan = linear_plan(net, inputs, Linear())
+        plan = linear_plan(net, inputs, Linear(), sampling)
         n_outputs = plan.only_size()
         if per_unit and not isinstance(held.likelihood, Gaussian):
             raise ValueError(f'`per` "unit" needs a Gaussian likelihood; got {held.likelihood!r}. Use per="layer".')
