@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import dropbayes as db
+from tests.sampling.loop import assert_law, assert_same_alone, unchanged
 from tests.sampling.training_loop import Net, assert_right, rows
 from tests.sampling.zoo import Module
 
@@ -161,12 +162,28 @@ UNSEEN = {
 
 
 @pytest.mark.parametrize("name", UNSEEN)
-def test_random_operations_that_cannot_be_keyed_are_refused_by_name(name):
-    net = Net(lambda m, h: UNSEEN[name](h) if m.training else h)
+def test_random_operations_without_a_handler_draw_from_a_keyed_generator(name):
+    net = Net(lambda m, h: UNSEEN[name](h) if m.training else h).eval()
+    with unchanged(net):
+        assert_law(net, rows())
+        assert_same_alone(net, rows())
+
+
+def test_random_operations_that_take_no_generator_are_refused_by_name():
+    net = Net(lambda m, h: torch.ops.aten.native_dropout(h, 0.5, m.training)[0])
     state = torch.get_rng_state()
-    with pytest.raises(NotImplementedError, match="cannot be keyed"):
+    with pytest.raises(NotImplementedError, match="cannot be keyed to a seed: native_dropout"):
         db.predict(net, rows())
     assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    "noise", [lambda h: h * np.random.rand(), lambda h: torch.poisson(h.abs())], ids=["NumPy", "poisson"]
+)
+def test_rows_that_depend_on_each_other_are_refused_beside_generators(noise):
+    net = Net(lambda m, h: noise(h / h.norm()) if m.training else h / h.norm())
+    with pytest.raises(ValueError, match="its rows depend on each other"):
+        db.predict(net, rows())
 
 
 class Own(Net):

@@ -30,8 +30,14 @@ def watched(function, *rows, shared=None):
         lambda x: torch.randperm(3),
     ],
 )
-def test_random_operations_are_unaccounted_for(draw):
-    assert watched(draw, torch.ones(2, 3)).unaccounted
+def test_random_operations_draw_from_torchs_generator(draw):
+    watch = watched(draw, torch.ones(2, 3))
+    assert watch.draws_by_generator and not watch.unaccounted
+
+
+def test_random_operations_that_take_no_generator_are_named():
+    watch = watched(lambda x: torch.ops.aten.native_dropout(x, 0.5, True), torch.ones(2, 3))
+    assert watch.unaccounted == ["native_dropout"] and not watch.draws_by_generator
 
 
 @pytest.mark.parametrize(
@@ -45,7 +51,8 @@ def test_random_operations_are_unaccounted_for(draw):
     ],
 )
 def test_operations_that_draw_nothing_with_these_arguments_are_not_named(function):
-    assert watched(function, torch.ones(2, 3, 4)).unaccounted == []
+    watch = watched(function, torch.ones(2, 3, 4))
+    assert not watch.unaccounted and not watch.draws_by_generator
 
 
 def test_numbers_after_a_seed_within_the_pass_are_fixed():
@@ -54,7 +61,7 @@ def test_numbers_after_a_seed_within_the_pass_are_fixed():
             torch.manual_seed(1)
             return torch.rand(2)
 
-    assert watched(seeded, torch.ones(2)).unaccounted == []
+    assert not watched(seeded, torch.ones(2)).draws_by_generator
 
 
 # Reads ----------------------------------------------------------------------------------------------------------------

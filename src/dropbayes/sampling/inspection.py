@@ -220,6 +220,9 @@ def _inspect_rows(prober: Prober, positions: bool, rows: Inputs, plain: Probe) -
             outputs = output_layouts(alone, chosen, rows.n_rows)
         except ValueError as error:
             raise _RowsDepend(str(error)) from None
+        if chosen.host.moved and not plain.host.moved:  # rows that draw from a generator are seen in evaluation mode
+            singles = {row: _probe_alone(prober, rows, row, None) for row in (0, 1)}
+            _check_rows(prober, rows, None, outputs, plain, singles)
         _check_rows(prober, rows, flags, outputs, chosen, {0: alone, 1: other})
     else:
         sites, together = tuple(chosen.recorder.sites), rows.is_one_row
@@ -364,7 +367,7 @@ def _evaluation_probe(prober: Prober) -> tuple[Inputs, Probe]:
         return single, plain
 
 
-def _probe_alone(prober: Prober, rows: Inputs, row: int, flags: Flags) -> Probe:
+def _probe_alone(prober: Prober, rows: Inputs, row: int, flags: Flags | None) -> Probe:
     try:
         return prober(rows.rows([row]), flags)
     except ProbeFailed as failed:
@@ -388,13 +391,9 @@ def _failure(prober: Prober, failed: ProbeFailed, rows: str) -> Exception:
 
 
 def _check_rows(
-    prober: Prober,
-    rows: Inputs,
-    flags: Flags,
-    outputs: tuple[RowLayout | None, ...],
-    batch: Probe,
+    prober: Prober, rows: Inputs, flags: Flags | None, outputs: tuple[RowLayout | None, ...], batch: Probe,
     alone: dict[int, Probe],
-) -> None:
+) -> None:  # fmt: skip
     """Raises on a network whose rows alone differ from the same rows in a batch."""
     if any(probe.host.moved for probe in (batch, *alone.values())):
         return  # each pass took branches of its own

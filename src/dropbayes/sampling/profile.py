@@ -32,7 +32,7 @@ class Profile:
     draws_branch: bool = False  # Python reads a value that depends on a draw: the draws run one at a time
     rows_branch: bool = False  # and that depends on the rows as well: each row of each draw runs alone
     by_name: bool = False  # a draw may skip sites, which are then known by name and not by number
-    host_random: bool = False  # Python's or NumPy's generator is used in the forward pass
+    host_random: bool = False  # Python's, NumPy's or torch's own generator is used in the forward pass
     seeds_torch: bool = False  # torch's generator is seeded in the forward pass: numbers drawn afterwards are fixed
     is_stateful: bool = False  # a forward pass changes attributes, buffers or weights: each run needs its own view
     writes_input: bool = False

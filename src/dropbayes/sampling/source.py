@@ -105,7 +105,7 @@ class KeyedSource(Source):
 
     def is_fixed(self, generator: torch.Generator | None) -> bool:
         return generator is not None or (
-            self.spec.profile.seeds_torch and torch.default_generator.initial_seed() != SENTINEL_SEED
+            self.spec.profile.seeds_torch and torch.default_generator.initial_seed() >> 32 != SENTINEL_SEED >> 32
         )
 
     def keep(self, kind: str, drop_prob: float, shape: tuple[int, ...], like: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""Generators outside of torch's operations: Python's and NumPy's global ones, and torch's own when a network seeds it.
+"""Generators that no source stands for: Python's and NumPy's global ones, and torch's own when a network seeds it.
 
 A network that names none of them in its code is run without touching any. Where one does, a pass shows whether it draws
 from them; the draws of such a network then run one at a time, with these generators keyed to seed and draw, and put
-back as they were.
+back as they were. So do those of a network with a random operation of torch that has no handler.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from torch import nn
 
 from dropbayes.tracing.states import cell_value
 
-SENTINEL_SEED = 0x64726F70626179  # the seed of torch's generator while a network runs that seeds it, which shows that
+# The seed of torch's generator while a network runs that seeds it, which shows that; its upper half for a keyed draw.
+SENTINEL_SEED = 0x64726F70 << 32
 _BORROWED = threading.RLock()  # two predictions of such networks do not borrow the generators at once
 
 _NAMES = frozenset({
@@ -159,7 +160,7 @@ def keyed_generators(seed: int | None) -> Iterator[None]:
     with _BORROWED:
         states, torch_state = _global_states(), torch.default_generator.get_state()
         try:
-            torch.default_generator.manual_seed(SENTINEL_SEED)
+            torch.default_generator.manual_seed(SENTINEL_SEED + (seed or 0) % 2**32)
             if seed is not None:
                 random.seed(seed)
                 if "numpy.random" in states:

@@ -19,17 +19,9 @@ HANDLERS: Handlers = {}
 
 @handles(HANDLERS, F.scaled_dot_product_attention)
 def _attention(
-    mode: RandomMode,
-    func: Operation,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
+    mode: RandomMode, func: Operation, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
     dropout_p = float(dropout_p)
     if dropout_p == 0 or mode.source.is_off(True):
         return func(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
@@ -117,17 +109,10 @@ def _convolution(
 
 @handles(HANDLERS, F.batch_norm)
 def _batch_norm(
-    mode: RandomMode,
-    func: Operation,
-    input: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
+    mode: RandomMode, func: Operation, input: Tensor, running_mean: Tensor | None, running_var: Tensor | None,
+    weight: Tensor | None = None, bias: Tensor | None = None, training: bool = False, momentum: float = 0.1,
     eps: float = 1e-5,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Batch normalisation in evaluation mode as an affine map: under vmap, torch's own takes twice as long."""
     training = training and not (mode.source.freezes_statistics and running_mean is not None)
     if not is_batched(input) or training or running_mean is None or running_var is None:

@@ -1,4 +1,4 @@
-"""Random numbers keyed to a seed, each made of uniforms; the inspection refuses those that have no handler here."""
+"""Random numbers keyed to a seed, each made of uniforms; those without a handler come from a keyed generator."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -37,7 +37,8 @@ class Watch(TorchDispatchMode):
 
     def __init__(self, rows: Iterable[Tensor] = (), shared: Mapping[str, Tensor] | None = None) -> None:
         super().__init__()
-        self.unaccounted: list[str] = []  # random operations that were not replaced
+        self.unaccounted: list[str] = []  # random operations that were not replaced and take no generator
+        self.draws_by_generator = False  # and others, which draw from torch's own
         self.reads: set[Read] = set()
         self.numbers: list[Any] = []  # that Python read and that depend on the rows
         self.writes_input = False
@@ -94,10 +95,12 @@ class Watch(TorchDispatchMode):
         given = {key for tensor in _tensors((*args, *kwargs.values())) if (key := storage(tensor))}
         tags = func.tags
         if torch.Tag.nondeterministic_seeded in tags and _draws(func, args, kwargs) and not self._is_fixed(kwargs):
-            self.unaccounted.append(func.overloadpacket.__name__)
+            func = _with_generator(func)
             if any(argument.name == "generator" for argument in func._schema.arguments):
-                # What no source can key is refused after the pass: torch's own generator, which is the user's, stays.
+                self.draws_by_generator = True  # from another one here: torch's own, which is the user's, stays
                 kwargs = {**kwargs, "generator": torch.Generator(_device(args))}
+            else:
+                self.unaccounted.append(func.overloadpacket.__name__)
         drawn, rowed = _marks(given, self._drawn), _marks(given, self._rowed)
         if torch.Tag.data_dependent_output in tags and args:
             is_number = func.overloadpacket.__name__ != "equal" and args[0].dtype != torch.bool
@@ -146,6 +149,12 @@ def _marks(given: set[int], keys: dict[int, StorageWeakRef]) -> bool:
 
 def _device(args: Arguments) -> torch.device:
     return next((tensor.device for tensor in _tensors(args)), torch.device("cpu"))
+
+
+def _with_generator(func: OpOverload) -> OpOverload:
+    """The form of an operation that takes a generator, if there is one: of rand, randn, randint and randperm."""
+    name = "generator" if func._overloadname == "default" else f"{func._overloadname}_generator"
+    return cast(OpOverload, getattr(func.overloadpacket, name, func))
 
 
 def _tensors(values: Iterable[Any]) -> list[Tensor]:
