@@ -38,7 +38,7 @@ RANK = {
     "app": 9,  # its door
     "app.tables": 7,
     "app.models": 8,
-    "app.report": 8,
+    "app.report": 9,
     "app.page": 8,
     "app.serving": 9,
     "app.distributed": 9,
