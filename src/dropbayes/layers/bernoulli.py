@@ -208,12 +208,13 @@ def kl_from_density(q: Family, prior: Distribution) -> Tensor:
         >>> bool((kl_from_density(q, normal) - q.kl(length_scale=2.0)).abs() < 1e-5)
         True
     """
-    if isinstance(q, DiagonalGaussian):
-        components = [(1.0, q.loc)]
-    elif isinstance(q, Bernoulli):
-        components = [(q.keep_prob, q.kept), (1 - q.keep_prob, torch.zeros_like(q.kept))]
-    else:
-        raise TypeError(f"`q` must be a Bernoulli or a DiagonalGaussian; got {type(q).__name__}.")
+    match q:
+        case DiagonalGaussian():
+            components = [(1.0, q.loc)]
+        case Bernoulli():
+            components = [(q.keep_prob, q.kept), (1 - q.keep_prob, torch.zeros_like(q.kept))]
+        case _:
+            raise TypeError(f"`q` must be a Bernoulli or a DiagonalGaussian; got {type(q).__name__}.")
     like = components[0][1]
     nodes, weights = (torch.as_tensor(a).to(like) for a in np.polynomial.hermite_e.hermegauss(64))
     offsets = torch.as_tensor(q.std).to(like).expand_as(like)[..., None] * nodes

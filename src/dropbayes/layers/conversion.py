@@ -236,7 +236,7 @@ def add_dropout(
 def _warn_of_layers(layers: list[tuple[str, nn.Module]], drop_prob: float, row_axis: int | None) -> None:
     """Warns of layers that are dropped in a way, or to an effect, that may not be meant."""
     sequential = (nn.RNNBase, nn.MultiheadAttention)
-    time_first = [name for name, module in layers if isinstance(module, sequential) and not module.batch_first]
+    time_first = [name for name, module in layers if not getattr(module, "batch_first", True)]
     if row_axis is None and any(not isinstance(module, (*sequential, nn.RNNCellBase)) for _, module in layers):
         _warn(
             time_first,

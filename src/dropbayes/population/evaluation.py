@@ -202,7 +202,7 @@ def _best_precision(error: Tensor, log: Tensor, weight: Tensor, group: Tensor) -
 
 def _task_rows(population: Population, x: Any) -> tuple[Tensor, list[int]]:
     """Inputs of each task padded to `[task, row, feature]`, and the numbers of rows without padding."""
-    given = [x] if isinstance(x, Tensor) or hasattr(x, "__array__") else list(x)
+    given = [x] if hasattr(x, "__array__") else list(x)
     tensors = [finite_tensor("x", values, axes="[row, feature]").double() for values in given]
     if any(t.shape[1] != population.x_mean.shape[1] for t in tensors):
         raise ValueError(

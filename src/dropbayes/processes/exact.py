@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from dropbayes.likelihoods.observation import check_targets, sum_events
-from dropbayes.processes.covariances import Cosine, Quadrature
 from dropbayes.processes.pairs import Covariance, checked_inputs
 
 JITTERS = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4)
@@ -142,12 +141,12 @@ class NetworkKernel(Kernel):
 
     def is_stationary(self) -> bool:
         """Whether the kernel depends on differences alone, as that of cosine units with a uniform phase does."""
-        return isinstance(self.covariance, Cosine) and float(self.covariance.bias_scale) == math.inf
+        return bool(getattr(self.covariance, "bias_scale", 0.0) == math.inf)
 
     def __repr__(self) -> str:
         scales = [f"{name}={float(value):.3g}" for name, value in self.covariance.scales.items()]
-        if isinstance(self.covariance, Quadrature):
-            scales.append(f"function={getattr(self.covariance.function, '__name__', self.covariance.function)}")
+        if function := getattr(self.covariance, "function", None):
+            scales.append(f"function={getattr(function, '__name__', function)}")
         return f"{type(self.covariance).__name__}({', '.join(scales)})"
 
 
