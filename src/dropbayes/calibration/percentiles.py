@@ -54,9 +54,8 @@ def uncertainty_reference(
 
     [GG16, section Model Calibration]: "fitting a simple distribution over the training set output uncertainty, and
     using the cumulative distribution function to find the relative ratio of a new data point's uncertainty". The
-    percentile compares points across models and data sets of different scale; it makes no claim about errors. The
-    uncertainty of a training point is its standard deviation, or any positive number; `families` are keys of
-    `FAMILIES`.
+    percentile compares points across models and data sets of different scale; it makes no claim about errors. Any
+    positive number may be the uncertainty; `families` are keys of `FAMILIES`.
 
     Examples:
         The paper's example: a standard deviation of 5 is extreme for one model and small for another.

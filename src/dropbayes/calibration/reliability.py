@@ -177,9 +177,7 @@ def calibration_test(
 
 
 def reliability_band(curve: ReliabilityCurve, *, level: float = 0.95) -> tuple[Tensor, Tensor]:
-    """The lower and upper frequencies, `[point]`, between which a calibrated model's lie with probability `level`.
-
-    Exact binomial quantiles, point by point; one point in 20 lies outside a band of 95 % by chance.
+    """The lower and upper frequencies, `[point]`, between which a calibrated model's lie with probability `level` each.
 
     Examples:
         >>> curve = ReliabilityCurve(torch.tensor([0.5]), torch.tensor([0.9]), torch.tensor([10.0]))

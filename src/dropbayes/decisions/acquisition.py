@@ -115,9 +115,8 @@ def expected_information_gain(pool_draws: Array, target_draws: Array) -> Tensor:
     $$\mathbb E_{x_*}\, I[y; y_*] = \mathbb E_{x_*}\, \mathrm{KL}\Big(\tfrac1T \sum_t p_t(y)\,p_t(y_*) \,\Big\|\,
     \bar p(y)\,\bar p(y_*)\Big)$$
 
-    [Bickford Smith et al. 2023]. Mutual information with the function (BALD) also counts information about
-    outliers and irrelevant regions; this counts only what changes the target predictions, of rows like those to be
-    predicted. Both are class probabilities under the same draws, `[draw, row, class]` and `[draw, target, class]`.
+    [Bickford Smith et al. 2023]. Unlike BALD it does not count information about outliers and irrelevant regions. Both
+    are class probabilities under the same draws, `[draw, row, class]` and `[draw, target, class]`.
 
     Examples:
         >>> pool = torch.tensor([[[1.0, 0.0], [1.0, 0.0]], [[0.0, 1.0], [1.0, 0.0]]])
@@ -150,8 +149,7 @@ def stochastic_queries(scores: Array, n_queries: int, *, power: float = 1.0, see
     r"""Rows `[query]` drawn without replacement in proportion to their score to a power (PowerBALD of informations).
 
     The rows of largest $\beta \log s_n + \epsilon_n$ with Gumbel noise ε [Kirsch et al. 2023]: a batch as diverse as
-    the scores `[row]`, 0 or more, allow (`information.mutual_information`, a variance, ...), for the cost of a sort.
-    With the `power` $\beta \to \infty$ these are the rows of the largest scores.
+    the scores `[row]`, 0 or more, allow. With the `power` $\beta \to \infty$ these are the rows of the largest scores.
 
     Examples:
         >>> stochastic_queries(torch.tensor([0.0, 1.0, 0.0, 1.0]), 2).sort().values
@@ -174,8 +172,7 @@ def badge_queries(probabilities: Array, features: Array, n_queries: int, *, seed
     The embedding of a row is the gradient of its loss in the last layer's weights if the predicted class were true,
     $(p - e_{\hat y}) \otimes h$ [Ash et al. 2020]: long where the network is unsure, its direction the row's features.
     The first row has the longest embedding; each further one is drawn in proportion to its squared distance from
-    those before. Inner products of embeddings factorise, so the outer products are never formed. `features` are the
-    inputs of the last layer, `[row, feature]`.
+    those before. `features` are the inputs of the last layer, `[row, feature]`.
 
     Examples:
         >>> p = torch.tensor([[0.5, 0.5], [0.5, 0.5], [0.5, 0.5], [1.0, 0.0]])

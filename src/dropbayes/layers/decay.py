@@ -30,7 +30,6 @@ class Decay:
 
     @property
     def name(self) -> str:
-        """The parameter's name in the network."""
         return f"{self.layer}.{self.parameter}".lstrip(".")
 
     @property
@@ -122,9 +121,8 @@ def kl_coefficients(net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, fl
     [GG16, prop:KL_mixture_of_Gaussians, eq:L:GP-MC]: for $\sigma \to 0$, with $C$ in `kl_constant`. $c = l'^2$ for a
     bias (over its $p$ where it is dropped too), $c = l^2 p$ when `prior.applies_to == "stored"`. Parameters outside
     weight layers (normalisation, tokens) have no prior: they are absent, as are layers whose KL is not a weight decay.
-    A tied parameter counts once, with the smallest keep probability of its uses. Coefficients are tensors where the
-    length-scales are. `keep_probs` are by module or parameter name, from `keep_probs(net, x)` or by hand; missing ones
-    are read off the structure (`keep_probs_by_order`).
+    A tied parameter counts once, with the smallest keep probability of its uses. `keep_probs` are by module or
+    parameter name, from `keep_probs(net, x)` or by hand; missing ones are read off the structure.
     """
     return {decay.name: decay.coefficient for decay in decays(net, prior=prior, keep_probs=keep_probs)}
 

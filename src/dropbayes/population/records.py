@@ -96,8 +96,8 @@ class Population:
         return self.weights[0].device
 
 
+# The tensors of a population with one entry per member, except weights and biases.
 STACKED = ("drop_prob", "precision", "x_mean", "x_scale", "y_mean", "y_scale", "epochs", "diverged")
-"""The tensors of a population with one entry per member, except weights and biases."""
 
 
 def select(population: Population, index: Sequence[int] | Tensor) -> Population:

@@ -84,9 +84,9 @@ class Step:
 class NetworkCovariance(Covariance):
     r"""The covariance of a network's output as its widths grow, step by step [GG16, sect:going_deep].
 
-    A linear layer of $K$ inputs with prior length-scale $l$ maps a covariance $c$ of its units to $cK/l^2 + l'^{-2}$;
-    an activation is the covariance of its units; a sum of two branches, one of which ends in a linear layer of its own,
-    adds their covariances. Inputs of a convolutional network are images, `[row, channel, ...]`, or flat rows of them.
+    A linear layer of $K$ inputs with prior length-scale $l$ maps a covariance $c$ of its units to $cK/l^2 + l'^{-2}$; a
+    sum of two branches, one of which ends in a linear layer of its own, adds their covariances. Inputs of a
+    convolutional network are images, `[row, channel, ...]`, or flat rows of them.
     """
 
     steps: tuple[Step, ...]  # in the order of the forward pass

@@ -154,9 +154,9 @@ def joint_mutual_information(probability_draws: Array, *, max_outcomes: int = OU
 
     $$I[\mathbf y; \omega] = H\Big[\tfrac1T \sum_t \prod_b p_t(y_b)\Big] - \sum_b \tfrac1T \sum_t H[p_t(y_b)]$$
 
-    Redundant rows count once, unlike in the sum of their individual mutual informations. The product needs draws that
-    are *functions*: take them with `masks="shared"`. The value is exact for up to `max_outcomes` joint labels, an
-    unbiased Monte Carlo estimate from as many sampled ones beyond, and never above $\log T$: take $T \gg e^{I}$ draws.
+    Redundant rows count once. The product needs draws that are *functions*: take them with `masks="shared"`. The value
+    is exact for up to `max_outcomes` joint labels, an unbiased Monte Carlo estimate from as many sampled ones beyond,
+    and never above $\log T$: take $T \gg e^{I}$ draws.
 
     Examples:
         >>> once = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])
