@@ -97,9 +97,10 @@ class Watch(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded in tags and _draws(func, args, kwargs) and not self._is_fixed(kwargs):
             func = _with_generator(func)
             if any(argument.name == "generator" for argument in func._schema.arguments):
-                self.draws_by_generator = True  # from another one here: torch's own, which is the user's, stays
-                kwargs = {**kwargs, "generator": torch.Generator(_device(args))}
-            else:
+                device = _device(args)
+                self.draws_by_generator |= device.type == "cpu"
+                kwargs = {**kwargs, "generator": torch.Generator(device)}  # torch's own, which is the user's, stays
+            if kwargs.get("generator") is None or kwargs["generator"].device.type != "cpu":  # which alone is keyed
                 self.unaccounted.append(func.overloadpacket.__name__)
         drawn, rowed = _marks(given, self._drawn), _marks(given, self._rowed)
         if torch.Tag.data_dependent_output in tags and args:
