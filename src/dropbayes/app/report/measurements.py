@@ -148,7 +148,7 @@ def risk_after_deferring(risk: RiskCoverage, share: float) -> tuple[int, float]:
     """The number of rows deferred, the most uncertain first, and the mean loss of those that stay.
 
     Examples:
-        >>> curve = scores.risk_coverage(torch.arange(10.0), torch.eye(10)[9])  # the most uncertain row is wrong
+        >>> curve = scores.risk_coverage(np.arange(10.0), np.eye(10)[9])  # the most uncertain row is wrong
         >>> risk_after_deferring(curve, 0.0), risk_after_deferring(curve, 0.1)
         ((0, 0.1...), (1, 0.0))
     """
