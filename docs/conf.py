@@ -47,7 +47,7 @@ nitpick_ignore_regex = [
     (r"py:class", r"dropbayes\.sampling\.\w+\.\w+"),
     (
         r"py:class",
-        r"dropbayes\.(estimators\.(extrapolation\.(Extrapolation|Bounds)|process\.Process|atoms\.Atoms|noise\.StudentNoise)"
+        r"dropbayes\.(estimators\.(extrapolation\.(Extrapolation|Bounds)|process\.Process|atoms\.Atoms|trees\.Trees|noise\.StudentNoise)"
         r"|estimators\.(transforms\.TargetTransform|recalibration\.Recalibration|ensembles\.Ensemble)"
         r"|app\.tables\.training\.(TrainingRows|Reading)"
         r"|language\.uncertainty\.Text|app\.models\.model\.Frame|population\.heads\.Head|processes\.networks\.Step"

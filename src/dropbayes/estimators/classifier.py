@@ -2,7 +2,7 @@ r"""The scikit-learn classifier."""
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,16 +10,16 @@ import torch
 from sklearn.base import ClassifierMixin
 from sklearn.utils import column_or_1d, compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
+from torch import Tensor
 
 from dropbayes.estimators.ensembles import ClassEnsemble
 from dropbayes.estimators.learning import DropoutEstimator
+from dropbayes.estimators.parameters import FOLDS
 from dropbayes.estimators.process import Offset
-from dropbayes.estimators.recalibration import best_factor, class_log_density
+from dropbayes.estimators.recalibration import pool_weights
 from dropbayes.estimators.rows import row_weights
+from dropbayes.estimators.trees import Trees, grow_trees
 from dropbayes.population import EnsembleChoice
-
-# Held-out rows without errors would give temperature 0: this is the lower bound.
-_MIN_TEMPERATURE = 0.5
 
 
 @dataclass(eq=False, repr=False)
@@ -28,7 +28,8 @@ class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
 
     The parameters are those of `DropoutRegressor`, without `noise`; the weight decay is relative to the mean
     cross-entropy. The logits of every draw, relative to the class shares, are divided by a temperature fitted to
-    held-out rows: where these show the networks to be over-confident, probabilities move towards the shares.
+    held-out rows: where these show the networks to be over-confident, probabilities move towards the shares. Where they
+    show trees to know more, the log-probabilities of a forest and of boosted trees are added with a weight.
 
     Args:
         class_weight: The weight of each class, as a mapping from label to weight, or "balanced" for weights inversely
@@ -40,6 +41,8 @@ class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
         class_shares_: The share of each class in the training rows, with one row of each class added.
         temperature_: The divisor of the logits, relative to those of the class shares; above 1 if the networks were
             over-confident.
+        forest_, boosted_: Trees beside the networks (`dropbayes.estimators.trees`), each with its weight; None where
+            held-out rows do not ask for them.
         search_scores_: The held-out log-likelihood of each candidate.
         held_out_score_: That of the ensemble, at its temperature.
         baseline_score_: That of the class shares alone.
@@ -66,25 +69,43 @@ class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
         if len(np.unique(present)) < 2:
             raise ValueError(f"`y` must have at least 2 classes; got {len(np.unique(present))} class.")
         if not warm:
-            self.classes_, self.temperature_ = classes, 1.0
+            self.classes_, self.temperature_, self.forest_, self.boosted_ = classes, 1.0, None, None
             self.class_shares_ = _class_shares(codes, weight, len(classes))
         self._learn(x, codes.astype(np.int64), weight, groups, times)
         if not warm:
             self._warn_below_baseline("the class shares")
         return self
 
-    def _fit_noise(self, choice: EnsembleChoice, offset: Offset | None) -> None:
+    def _fit_noise(self, choice: EnsembleChoice, offset: Offset | None, *, forward: bool) -> None:
         del offset
         _, codes, weight = choice.held_out_rows()
         draws = choice.held_out_draws(self._effort.noise_draws).double().cpu()
-
-        def log_likelihood(temperature: float) -> float:
-            return float((class_log_density(draws, codes, temperature, self.class_shares_) * weight).sum())
-
-        self.temperature_ = max(best_factor(log_likelihood), _MIN_TEMPERATURE)
-        self.held_out_score_ = log_likelihood(self.temperature_) / float(weight.sum())
+        grown, evidence = self._grow_trees(choice) if not forward else ((), draws.new_zeros(0, *draws.shape[1:]))
+        fitted = pool_weights(draws, codes, weight, self.class_shares_, evidence)
+        self.temperature_, weights, self.held_out_score_ = fitted
+        pairs = zip(grown, weights, strict=True)
+        used = [replace(trees, weight=torch.tensor(a)) if a > 0 else None for trees, a in pairs]
+        self.forest_, self.boosted_ = used or (None, None)
         shares = torch.from_numpy(self.class_shares_).log()[codes]
         self.baseline_score_ = float((shares * weight).sum() / weight.sum())
+
+    def _grow_trees(self, choice: EnsembleChoice) -> tuple[tuple[Trees, ...], Tensor]:
+        """Trees of all rows of the search, and their evidence on its held-out rows."""
+        x, codes, weight = choice.held_out_rows()
+        n_held, sizes = len(x), [len(rows) for rows in choice.held_out]
+        part = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+        if len(sizes) == 1:  # a single split: the other rows take turns too, for the mean over the parts
+            rest = choice.tasks[0]
+            part = torch.cat([part, 1 + torch.arange(len(rest.x)) % (FOLDS - 1)])
+            x, codes = torch.cat([x, rest.x]), torch.cat([codes, rest.y])
+            weight = torch.cat([weight, torch.ones(len(rest.x)) if rest.weight is None else rest.weight])
+        searched = isinstance(self.drop_prob, str) and not self.warm_start
+        n_trees, y = self._effort.n_trees if searched else 0, codes.numpy()
+        if not n_trees or any(len(np.unique(y[part != number])) < 2 for number in part.unique()):
+            return (), x.new_zeros(0, n_held, len(self.classes_))
+        rows = x[:, : self._n_columns].numpy(), y, weight.numpy(), part.numpy()
+        grown, evidence = grow_trees(*rows, n_trees, self.class_shares_, self.seed_)
+        return grown, evidence[:, :n_held]
 
     def _training_data(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> tuple[Any, Any, Any]:
         x, y = self._arrays(X, y, reset=reset)

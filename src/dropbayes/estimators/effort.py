@@ -34,6 +34,7 @@ class Effort:
         noise_draws: The number of draws per member and held-out row to which the noise model is fitted.
         noise_steps: The number of steps of the noise model's fit.
         noise_rows: The maximum number of held-out rows to which the noise model is fitted.
+        n_trees: The number of trees of the forest of each fold beside the networks of classes; 0 for none.
     """
 
     candidates: tuple[tuple[float, float, float], ...]
@@ -57,6 +58,7 @@ class Effort:
     noise_draws: int = 8
     noise_steps: int = 100
     noise_rows: int = 2000
+    n_trees: int = 0
 
 
 EFFORTS = {
@@ -85,6 +87,7 @@ EFFORTS = {
         max_steps=6000,
         large_networks=4,
         search_draws=16,
+        n_trees=20,
     ),
     "best": Effort(
         candidates=(
@@ -106,6 +109,7 @@ EFFORTS = {
         noise_draws=16,
         noise_steps=300,
         noise_rows=20_000,
+        n_trees=100,
     ),
 }
 """The efforts by name; "best" is the method of the UCI table."""

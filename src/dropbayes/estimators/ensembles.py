@@ -29,6 +29,7 @@ from dropbayes.estimators.noise import StudentNoise
 from dropbayes.estimators.process import Process, offset_draws
 from dropbayes.estimators.recalibration import tempered
 from dropbayes.estimators.transforms import MappedMixture, TargetTransform, TransformedMixture
+from dropbayes.estimators.trees import Trees
 from dropbayes.population import Population, network
 from dropbayes.population.evaluation import in_units
 from dropbayes.predictive import Mixture, draw_mean
@@ -393,16 +394,19 @@ class RegressionEnsemble(Ensemble):
 
     def _set_class_state(self, settings: dict[str, Any]) -> None:
         self.one_column_ = settings["one_column"]
-        self.transform_ = TargetTransform(**settings.get("transform", {}))  # an older file has none
+        self.transform_ = TargetTransform(**settings["transform"])
 
 
 class ClassEnsemble(Ensemble):
     """An ensemble that predicts classes."""
 
     saved_as = "DropoutClassifier"
+    records: ClassVar[dict[str, tuple[str, Any]]] = {"forest_": ("forest", Trees), "boosted_": ("boosted", Trees)}
     classes_: np.ndarray
     class_shares_: np.ndarray
     temperature_: float
+    forest_: Trees | None = None
+    boosted_: Trees | None = None
 
     def _head(self) -> str:
         return "categorical"
@@ -418,8 +422,11 @@ class ClassEnsemble(Ensemble):
             X: Inputs `[row, feature]`.
             block_rows: Rows per block; chosen from the number of draws by default.
         """
-        for rows, _, outputs in self._output_blocks(self._inputs(X), block_rows):
-            draws = tempered(outputs.double().cpu(), self.temperature_, self.class_shares_).exp().flatten(0, 1)
+        x = self._inputs(X)
+        for rows, _, outputs in self._output_blocks(x, block_rows):
+            logits, known = outputs.double().cpu(), [trees for trees in (self.forest_, self.boosted_) if trees]
+            shift = sum(trees.weight * trees.evidence(x[rows], self.class_shares_) for trees in known)
+            draws = tempered(logits, self.temperature_, self.class_shares_, shift).exp().flatten(0, 1)
             if self.recalibration is not None:
                 draws = self.recalibration.probabilities(draws, self.class_shares_)
             yield rows, draws
@@ -474,8 +481,11 @@ class ClassEnsemble(Ensemble):
         self.classes_ = np.asarray(classes, dtype=np.int64 if dtype.kind in "mM" else dtype).astype(dtype)
         if self.classes_.ndim != 1 or len(self.classes_) != self.population_.weights[-1].shape[2]:
             raise ValueError(f"{len(self.classes_)} classes for {self.population_.weights[-1].shape[2]} outputs")
-        self.temperature_ = float(settings.get("temperature", 1.0))  # format 1 had none
-        n_classes = len(self.classes_)
-        self.class_shares_ = np.asarray(settings.get("class_shares", [1 / n_classes] * n_classes), dtype=np.float64)
+        self.temperature_, n_classes = float(settings["temperature"]), len(self.classes_)
+        self.class_shares_ = np.asarray(settings["class_shares"], dtype=np.float64)
         if self.class_shares_.shape != (n_classes,) or not (self.class_shares_ > 0).all():
             raise ValueError(f"'class_shares' must hold a positive share for each of the {n_classes} classes")
+        for trees in filter(None, (self.forest_, self.boosted_)):
+            known = (trees.column >= 0) & (trees.column < self._n_columns)
+            if trees.value.shape[1] != n_classes or not bool(known.all()):
+                raise ValueError(f"trees must compare {self._n_columns} columns and know {n_classes} classes")

@@ -85,7 +85,7 @@ def _restore(kind: Any, file: storage.ModelFile) -> Any:
     estimator.seed_, estimator.n_features_in_ = settings["seed"], settings["n_features"]
     estimator.rows_tested_ = settings["rows_tested"]
     estimator.search_scores_ = np.asarray([-np.inf if s is None else s for s in settings["search_scores"]])
-    missing, bins = settings.get("missing"), settings.get("bins")  # older files have none
+    missing, bins = settings["missing"], settings["bins"]
     estimator.missing_values_ = missing and MissingValues(
         np.asarray(missing["fill"], dtype=np.float64), np.asarray(missing["columns"], dtype=np.int64)
     )

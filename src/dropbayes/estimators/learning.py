@@ -101,7 +101,7 @@ class DropoutEstimator(Parameters, Ensemble):
             gap = self._gap(x, weight)
             self.population_, without_gap = self._train_ensemble(data, choice, offset, gap, progress)
             self._refuse_divergence()
-            self._fit_noise(choice, offset)
+            self._fit_noise(choice, offset, forward=times is not None)
             self._set_bounds(y)
             if gap is not None:
                 self._fit_extrapolation(gap, without_gap, x, y, weight)
@@ -249,8 +249,8 @@ class DropoutEstimator(Parameters, Ensemble):
             self._set_bounds(y)
 
     @abstractmethod
-    def _fit_noise(self, choice: EnsembleChoice, offset: Offset | None) -> None:
-        """Fits the noise or temperature to the held-out draws of a search."""
+    def _fit_noise(self, choice: EnsembleChoice, offset: Offset | None, *, forward: bool) -> None:
+        """Fits the noise or temperature to the held-out draws of a search, whose rows are in temporal order or not."""
 
     def _fit_process(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> Offset | None:
         """Fits the process whose errors candidates may learn; None for none."""

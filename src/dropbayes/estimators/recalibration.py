@@ -29,6 +29,7 @@ _MIN_ROWS = 20  # With fewer rows, the map fits their noise.
 _MAX_VALUES = 5000  # Values stored per map; more would change no level by 1/5000.
 # The rows that the prior on a factor counts for, and the largest factor either way.
 _PRIOR_ROWS, _MAX_FACTOR = 5, 20.0
+_MIN_TEMPERATURE = 0.5  # Held-out rows without errors would give temperature 0.
 
 
 def best_factor(log_likelihood: Callable[[float], float]) -> float:
@@ -50,20 +51,55 @@ def best_factor(log_likelihood: Callable[[float], float]) -> float:
     return math.exp(min([found.x, start, 0.0], key=loss))
 
 
-def tempered(logits: Tensor, temperature: float, shares: np.ndarray) -> Tensor:
+def tempered(logits: Tensor, temperature: float, shares: np.ndarray, shift: Tensor | float = 0.0) -> Tensor:
     r"""Log-probabilities from logits whose distance from those of the class shares π is divided by a temperature.
 
-    $\log \mathrm{softmax}\big(\log \pi + (z - \log \pi) / \theta\big)$: at θ → ∞ they are the shares.
+    $\log \mathrm{softmax}\big(\log \pi + (z - \log \pi) / \theta + s\big)$: at θ → ∞ and without the shift s they are
+    the shares.
     """
     centre = torch.as_tensor(shares).to(logits).log()
-    return torch.log_softmax(centre + (logits - centre) / temperature, -1)
+    return torch.log_softmax(centre + (logits - centre) / temperature + shift, -1)
 
 
-def class_log_density(draws: Tensor, codes: Tensor, temperature: float, shares: np.ndarray) -> Tensor:
+def class_log_density(
+    draws: Tensor, codes: Tensor, temperature: Any, shares: np.ndarray, shift: Tensor | float = 0.0
+) -> Tensor:
     """The log-probability of each row's class under the mean over draws `[draw, row, class]`, tempered."""
-    log_probabilities = tempered(draws.clamp_min(1e-30).log(), temperature, shares)
+    log_probabilities = tempered(draws.clamp_min(1e-30).log(), temperature, shares, shift)
     chosen = log_probabilities.gather(2, codes.reshape(1, -1, 1).expand(len(draws), -1, -1))[..., 0]
     return chosen.logsumexp(0) - math.log(len(draws))
+
+
+def pool_weights(
+    draws: Tensor, codes: Tensor, weight: Tensor, shares: np.ndarray, evidence: Tensor
+) -> tuple[float, list[float], float]:
+    r"""The temperature θ of draws and the weights of evidence beside them that held-out rows prefer, and their score.
+
+    The log-likelihood is penalised by $n_0 \big((1/\theta - 1)^2 + \sum_j a_j^2\big)$.
+
+    Args:
+        draws: Class probabilities `[draw, row, class]`.
+        codes: The classes of the rows.
+        weight: Their weights.
+        shares: The class shares.
+        evidence: What others say of each row, in nats beyond the class shares: `[kind, row, class]`.
+    """
+    from scipy.optimize import minimize
+
+    start = np.eye(1 + len(evidence))[0]
+
+    def log_likelihood(values: Tensor) -> Tensor:
+        shift = torch.einsum("j,jnk->nk", values[1:], evidence)
+        return (class_log_density(draws, codes, 1 / values[0], shares, shift) * weight).sum()
+
+    def loss(given: np.ndarray) -> tuple[float, np.ndarray]:
+        values = torch.from_numpy(given).requires_grad_()
+        total = _PRIOR_ROWS * (values - torch.from_numpy(start)).square().sum() - log_likelihood(values)
+        return float(total.detach()), torch.autograd.grad(total, values)[0].numpy()
+
+    bounds = [(1 / _MAX_FACTOR, 1 / _MIN_TEMPERATURE)] + [(0.0, 3.0)] * len(evidence)
+    found = torch.from_numpy(minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds).x)
+    return 1 / float(found[0]), found[1:].tolist(), float(log_likelihood(found) / weight.sum())
 
 
 def _scaled(mixture: Mixture, factor: float) -> Mixture:

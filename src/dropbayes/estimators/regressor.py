@@ -160,7 +160,8 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         mean, _ = self.process_.predict(self._standard_columns(x))
         return [y, y - (mean * self.process_.y_scale + self.process_.y_mean).numpy().reshape(y.shape)]
 
-    def _fit_noise(self, choice: EnsembleChoice, offset: Offset | None) -> None:
+    def _fit_noise(self, choice: EnsembleChoice, offset: Offset | None, *, forward: bool) -> None:
+        del forward
         x, y, weight = choice.held_out_rows()
         in_units = self.transform_.inverse(y.double().reshape(len(x), -1))
         log_derivative = float((self.transform_.log_derivative(in_units).sum(1) * weight).sum() / weight.sum())

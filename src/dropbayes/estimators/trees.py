@@ -1,0 +1,173 @@
+r"""Trees beside the networks of classes: they find thresholds in a few of many columns, and the classes of close rows.
+
+On the training rows of each fold a forest (Breiman 2001) and boosted trees (Friedman 2001) are grown. With $g_j$ their
+log-probabilities, π the class shares and $z_t$ the logits of draw t of the networks, the draw has the logits
+$$\log \pi + \tfrac1\theta (z_t - \log \pi) + \sum_j a_j\, (g_j - \log \pi),$$
+a logarithmic pool whose temperature θ and weights $a_j$ are fitted to rows that neither was trained on. Predictions are
+means over the trees of all folds, stored as tensors: a file holds no code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# Boosted trees: all classes together have so many, each at least this many; the rate at which they learn; their leaves.
+_BOOSTED, _MIN_ROUNDS, _RATE, _LEAVES = 60, 10, 0.1, 8
+_FOREST_ROWS = 2000  # of each tree of a forest: its time does not grow with the table
+_UNKNOWN = -20.0  # the logit of a class that no row of a part has
+_FLOOR = 0.01  # the part of the class shares in the probabilities of trees, which are never sure
+
+Nodes = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # column, threshold, children and value of each
+
+
+@dataclass(frozen=True, eq=False)
+class Trees:
+    """The nodes of several trees, one tree after another.
+
+    Attributes:
+        column, threshold: What each node compares: rows with a value of at most the threshold go left.
+        children: The nodes to the left and the right, `[node, 2]`, which follow it; a leaf is its own.
+        value: What each leaf adds to the outputs, `[node, class]`.
+        roots: The first node of each tree.
+        boosted: Whether the sums are logits; those of a forest are probabilities.
+        weight: a, their weight in the pool.
+
+    Example:
+        >>> stump = [np.zeros(3), np.zeros(3), np.array([[1, 2], [1, 1], [2, 2]]), np.array([[0, 0], [1, 0], [0, 1]])]
+        >>> one = _joined([stump], boosted=False)
+        >>> one.probabilities(np.array([[-3.0], [0.5]])).tolist()
+        [[1.0, 0.0], [0.0, 1.0]]
+    """
+
+    column: Tensor
+    threshold: Tensor
+    children: Tensor
+    value: Tensor
+    roots: Tensor
+    boosted: Tensor
+    weight: Tensor
+
+    def __post_init__(self) -> None:
+        n_nodes, finite = len(self.column), (self.threshold, self.value, self.weight)
+        sizes = {len(values) for values in (self.threshold, self.children, self.value)}
+        inside = all(bool(((nodes >= 0) & (nodes < n_nodes)).all()) for nodes in (self.children, self.roots))
+        later = bool((self.children >= torch.arange(n_nodes)[:, None]).all())  # or rows would go round for ever
+        if sizes != {n_nodes} or not (inside and later and all(bool(values.isfinite().all()) for values in finite)):
+            raise ValueError("trees must have finite values, and nodes that lead to later ones")
+
+    def probabilities(self, x: np.ndarray) -> Tensor:
+        """The class probabilities of rows, `[row, class]`."""
+        inputs, node = torch.from_numpy(_rounded(x)), self.roots.long().expand(len(x), -1)
+        while True:
+            right = inputs.gather(1, self.column[node].long()) > self.threshold[node]
+            below = self.children[node, right.long()].long()
+            if torch.equal(below, node):
+                break
+            node = below
+        total = torch.nn.functional.embedding_bag(node, self.value.double(), mode="sum")
+        return total.softmax(-1) if bool(self.boosted) else total
+
+    def evidence(self, x: np.ndarray, shares: np.ndarray) -> Tensor:
+        r"""$g - \log \pi$ of rows, `[row, class]`: what the trees know beyond the class shares."""
+        ratio = self.probabilities(x) / torch.as_tensor(shares)
+        return torch.log((1 - _FLOOR) * ratio + _FLOOR)
+
+
+def grow_trees(
+    x: np.ndarray, y: np.ndarray, weight: np.ndarray, part: np.ndarray, n_trees: int, shares: np.ndarray, seed: int
+) -> tuple[tuple[Trees, ...], Tensor]:
+    """A forest and boosted trees of the rows, and their evidence on each row without its part, `[kind, row, class]`.
+
+    Args:
+        x: Inputs `[row, feature]`.
+        y: Class numbers `[row]`.
+        weight: Row weights.
+        part: The part of each row; the trees of a part are grown on the others.
+        n_trees: The number of trees of the forest of each part.
+        shares: The class shares.
+        seed: The seed of the forest.
+    """
+    grown: tuple[list[Nodes], list[Nodes]] = ([], [])
+    evidence = torch.zeros(2, len(x), len(shares)).double()
+    parts = np.unique(part)
+    for number in parts:
+        learned, held = part != number, part == number
+        # Equal weights are none: quantiles with weights take ten times as long as the trees.
+        rows = _rounded(x[learned]), y[learned], weight[learned] if weight.min() < weight.max() else None
+        for kind, grow in enumerate((_forest, _boosted)):
+            nodes = grow(*rows, len(shares), n_trees, seed + int(number))
+            evidence[kind, held] = _joined(nodes, boosted=kind == 1).evidence(x[held], shares)
+            grown[kind].extend((*rest, value / len(parts)) for *rest, value in nodes)
+    return tuple(_joined(nodes, boosted=kind == 1) for kind, nodes in enumerate(grown)), evidence
+
+
+def _rounded(x: np.ndarray) -> np.ndarray:
+    """The inputs in single precision, in which forests are grown; the largest are as large as it knows."""
+    largest = np.finfo(np.float32).max
+    return x.clip(-largest, largest).astype(np.float32).astype(np.float64)
+
+
+def _joined(trees: Sequence[Any], *, boosted: bool) -> Trees:
+    column, threshold, children, value = zip(*trees, strict=True)
+    roots = np.cumsum([0, *map(len, column[:-1])])
+    shifted = [own + root for own, root in zip(children, roots, strict=True)]
+    return Trees(
+        column=torch.from_numpy(np.concatenate(column).astype(np.int32)),
+        threshold=torch.from_numpy(np.concatenate(threshold).astype(np.float64)),
+        children=torch.from_numpy(np.concatenate(shifted).astype(np.int32)),
+        value=torch.from_numpy(np.concatenate(value).astype(np.float32)),
+        roots=torch.from_numpy(roots.astype(np.int32)),
+        boosted=torch.tensor(boosted),
+        weight=torch.tensor(1.0).double(),
+    )
+
+
+def _nodes(column: Any, threshold: Any, left: Any, right: Any, is_leaf: Any, value: np.ndarray) -> Nodes:
+    own = np.arange(len(is_leaf))
+    children = np.column_stack([np.where(is_leaf, own, left), np.where(is_leaf, own, right)])
+    return np.where(is_leaf, 0, column), np.where(is_leaf, 0.0, threshold), children, value * is_leaf[:, None]
+
+
+def _forest(x: Any, y: Any, weight: Any, n_classes: int, n_trees: int, seed: int) -> list[Nodes]:
+    from sklearn.ensemble import RandomForestClassifier
+
+    n_rows = min(len(x), _FOREST_ROWS)
+    forest = RandomForestClassifier(n_trees, min_samples_leaf=2, max_samples=n_rows, random_state=seed % 2**32)
+    forest.fit(x, y, weight)
+    grown, outputs = [one.tree_ for one in forest.estimators_], np.eye(n_classes)[forest.classes_] / n_trees
+    return [
+        _nodes(t.feature, t.threshold, t.children_left, t.children_right, t.children_left < 0, t.value[:, 0] @ outputs)
+        for t in grown
+    ]
+
+
+def _boosted(x: Any, y: Any, weight: Any, n_classes: int, n_trees: int, seed: int) -> list[Nodes]:
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+    del n_trees
+    rounds = _BOOSTED if n_classes == 2 else max(_BOOSTED // n_classes, _MIN_ROUNDS)
+    model = HistGradientBoostingClassifier(
+        learning_rate=_RATE,
+        max_iter=rounds,
+        max_leaf_nodes=_LEAVES,
+        min_samples_leaf=10,
+        l2_regularization=1.0,
+        early_stopping=False,
+        random_state=seed % 2**32,
+    ).fit(x, y, weight)
+    outputs = np.eye(n_classes)[model.classes_]
+    outputs = outputs[1:] if len(outputs) == 2 else outputs  # of two classes, the second has the logit
+    known = np.isin(np.arange(n_classes), model.classes_)
+    start = model._baseline_prediction @ outputs + np.where(known, 0.0, _UNKNOWN)
+    first = _nodes(np.zeros(1), np.zeros(1), 0, 0, np.ones(1, dtype=bool), start)
+    grown = [(tree.nodes, output) for trees in model._predictors for tree, output in zip(trees, outputs, strict=True)]
+    return [first] + [
+        _nodes(n["feature_idx"], n["num_threshold"], n["left"], n["right"], n["is_leaf"] == 1, n["value"][:, None] * o)
+        for n, o in grown
+    ]
