@@ -11,7 +11,7 @@ from dropbayes.estimators.noise import StudentNoise, fit_noise, noise_features
 F64 = torch.float64
 
 
-def noise_of(scale, shrink, nu, n_features=1):
+def noise_of(scale, shrink, nu, n_features=1, spread=0.0):
     def fill(value, *shape):
         return torch.full((1, *shape), value, dtype=F64)
 
@@ -21,6 +21,7 @@ def noise_of(scale, shrink, nu, n_features=1):
         second=fill(0.0, 1, 4),
         second_bias=fill(math.log(scale), 1),
         log_shrink=fill(math.log(shrink)),
+        raw_spread=fill(math.atanh(spread)),
         log_freedom=fill(math.log(nu - 3)),
         feature_mean=fill(0.0, 1, n_features),
         feature_scale=fill(1.0, 1, n_features),
@@ -34,6 +35,19 @@ def test_the_density_is_the_mixture_of_students_over_shrunk_draws():
     students = torch.distributions.StudentT(4.0, centre + 0.3 * (draws - centre), 0.7)
     expected = students.log_prob(y[:, None]).exp().mean(1).log()
     torch.testing.assert_close(noise_model.log_density(noise_of(0.7, 0.3, 4.0), draws, features, y), expected)
+
+
+def test_a_narrow_core_with_wide_tails_is_told_by_scales_that_differ_from_draw_to_draw():
+    """Log-normal scales: Student's t, whatever its degrees of freedom, covers too few outcomes and too many."""
+    source = torch.Generator().manual_seed(6)
+    sizes = torch.randn(1500, generator=source).exp()
+    y, x = (sizes * torch.randn(1500, generator=source))[None], torch.zeros(1500, 1)
+    noise, _ = fit_noise(torch.zeros(1, 24, 1500), x, y, n_steps=150)
+    assert 0.7 < noise.spread < 1
+    mixture = noise.mixture(torch.zeros(300, 1, 1, dtype=F64), x[:1], torch.zeros(1), torch.ones(1)).output(0)
+    for level in (0.05, 0.25):
+        reach = float(mixture.quantile(1 - level))
+        assert abs(float((y.abs() <= reach).double().mean()) - (1 - 2 * level)) < 0.03
 
 
 def test_the_density_of_light_tails_and_unshrunk_draws_is_the_papers():
@@ -50,15 +64,17 @@ def test_the_derivatives_of_the_density_are_those_of_finite_differences():
     source = torch.Generator().manual_seed(0)
     error, deviation = (torch.randn(3, n, 7, dtype=F64, generator=source) for n in (1, 5))
     log_scale = torch.randn(3, 7, dtype=F64, generator=source).requires_grad_()
-    shrink = torch.rand(3, dtype=F64, generator=source).requires_grad_()
+    shrink, spread = (torch.rand(3, dtype=F64, generator=source).requires_grad_() for _ in range(2))
     freedom = (3 + 5 * torch.rand(3, dtype=F64, generator=source)).requires_grad_()
     density = noise_model._MixtureDensity.apply
-    assert torch.autograd.gradcheck(lambda *moved: density(error, deviation, *moved), (log_scale, shrink, freedom))
+    moved = log_scale, shrink, spread, freedom
+    assert torch.autograd.gradcheck(lambda *values: density(error, deviation, *values), moved)
 
 
 def test_the_mixture_in_the_units_of_y_has_the_fitted_density():
     source = torch.Generator().manual_seed(2)
-    noise, draws, x = noise_of(0.7, 0.4, 5.0, 4), torch.randn(8, 3, 1, dtype=F64, generator=source), torch.randn(3, 2)
+    noise, x = noise_of(0.7, 0.4, 5.0, 4, spread=0.6), torch.randn(3, 2)
+    draws = torch.randn(8, 3, 1, dtype=F64, generator=source)
     mean, scale, y = torch.tensor([10.0], dtype=F64), torch.tensor([3.0], dtype=F64), torch.randn(3, 1, dtype=F64)
     mixture = noise.mixture(draws, x, mean, scale)
     standard = noise_model.log_density(noise, draws.permute(2, 0, 1), torch.zeros(1, 3, 4, dtype=F64), y.T)

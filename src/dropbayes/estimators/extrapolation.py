@@ -63,11 +63,11 @@ def _spread(mixture: Mixture, deviation: Tensor) -> Mixture:
     return Mixture(mixture.location + shift, scale, mixture.freedom)
 
 
-def normal_scores(n: int) -> Tensor:
+def normal_scores(n: int, step: float = _GOLDEN) -> Tensor:
     """Standard normal scores of mean 0 and variance 1, in an order that no draw's own deviation follows."""
     if n == 1:
         return torch.zeros(1, dtype=torch.float64)
-    order = (torch.arange(n, dtype=torch.float64) * _GOLDEN).frac().argsort().argsort()
+    order = (torch.arange(n, dtype=torch.float64) * step).frac().argsort().argsort()
     scores = torch.special.ndtri((order + 0.5) / n)
     return scores / scores.square().mean().sqrt()
 

@@ -1,12 +1,15 @@
 r"""A noise model fitted to held-out draws: heavy tails, an input-dependent scale, a factor on the draws' spread.
 
 Given T draws $f_t(\mathbf x)$ with mean $m(\mathbf x)$ for rows that the networks were not trained on,
-$$p(y \mid \mathbf x) = \tfrac1T \sum_t \mathcal T_\nu\big(y;\; m + \kappa (f_t - m),\; \sigma(\mathbf z)\big),$$
+$$p(y \mid \mathbf x) = \tfrac1T \sum_t \mathcal T_\nu\big(y;\; m + \kappa (f_t - m),\; \sigma_t\big), \qquad
+\log \sigma_t = \log \sigma(\mathbf z) + s\, \epsilon_t,$$
 the predictive mixture of [GG16, eq:predictive_dist] with Student's t for the noise, the spread of the draws rescaled by
-κ, and $\log \sigma$ a small network of $\mathbf z$ = (inputs, mean, logarithm of the draws' deviation). With $\nu \to
-\infty$, κ = 1 and constant σ this is the paper's predictive density with $\tau = \sigma^{-2}$. The rows are held out
-from the networks that made the draws, so their likelihood can be maximised without rewarding over-fitting; how much σ
-may vary is chosen by cross-validation among those rows, with preference for the simpler model.
+κ, and $\log \sigma$ a small network of $\mathbf z$ = (inputs, mean, logarithm of the draws' deviation). The scale of a
+draw has a standard normal score $\epsilon_t$: where most errors are tiny and some are not, no ν makes both the core
+narrow and the tails wide. With $\nu \to \infty$, κ = 1, s = 0 and constant σ this is the paper's predictive density
+with $\tau = \sigma^{-2}$. The rows are held out from the networks that made the draws, so their likelihood can be
+maximised without rewarding over-fitting; how much σ may vary is chosen by cross-validation among those rows, with
+preference for the simpler model.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dropbayes.estimators.extrapolation import normal_scores
 from dropbayes.predictive import Mixture, draw_mean
 
 # The candidate penalties on the squared weights of log σ, in nats; the last makes σ constant.
@@ -26,7 +30,7 @@ PENALTIES = (0.1, 1.0, 10.0, 1e4)
 # Student's t has a variance above 2 degrees of freedom; from 3 on it is at most three times the squared scale.
 MIN_FREEDOM = 3.0
 _HIDDEN = 16
-_LEARNED = ("first", "first_bias", "second", "second_bias", "log_shrink", "log_freedom")
+_LEARNED = ("first", "first_bias", "second", "second_bias", "log_shrink", "raw_spread", "log_freedom")
 # log(ν - 3) of the Student's t that stands for a Gaussian in a fit: their distribution functions differ by 1/(4ν).
 _LIGHT_TAILS = math.log(1000.0)
 _FOLDS = 3
@@ -46,6 +50,7 @@ class StudentNoise:
     second: Tensor
     second_bias: Tensor
     log_shrink: Tensor  # log κ
+    raw_spread: Tensor  # artanh s
     log_freedom: Tensor  # log(ν - 3)
     feature_mean: Tensor
     feature_scale: Tensor
@@ -59,6 +64,11 @@ class StudentNoise:
     def shrink(self) -> Tensor:
         """The factor κ on the spread of the draws of each output."""
         return self.log_shrink.exp()
+
+    @property
+    def spread(self) -> Tensor:
+        """The deviation s of log σ among the draws, below 1: more draws than those of the fit reach further."""
+        return self.raw_spread.tanh()
 
     def rescale(self, factor: Tensor) -> StudentNoise:
         """The models with every σ multiplied by a factor, one per output."""
@@ -82,8 +92,14 @@ class StudentNoise:
         centre = draw_mean(draws)
         location = centre + self.shrink.to(draws) * (draws - centre)
         features = noise_features(x.to(self.first), draws.permute(2, 0, 1).to(self.first)).nan_to_num(nan=0.0)
-        scale = self.log_scale(features, batch_invariant=True).exp().T.to(draws)
+        spread = self.spread.to(draws) * scale_scores(len(draws)).to(draws)[:, None, None]
+        scale = (self.log_scale(features, batch_invariant=True).T.to(draws) + spread).exp()
         return Mixture(location * y_scale + y_mean, scale * y_scale, tuple(self.freedom.double().tolist()))
+
+
+def scale_scores(n_draws: int) -> Tensor:
+    """The score of each draw's noise, in another order than those of a process and of the distance."""
+    return normal_scores(n_draws, step=math.sqrt(2))
 
 
 def noise_features(x: Tensor, draws: Tensor) -> Tensor:
@@ -98,43 +114,48 @@ def log_density(noise: StudentNoise, draws: Tensor, features: Tensor, y: Tensor)
     r"""$\log p(y \mid \mathbf x)$ of outcomes `[output, row]` from standardised draws `[output, draw, row]`."""
     centre = draws.mean(1, keepdim=True)
     density: Tensor = _MixtureDensity.apply(
-        y[:, None] - centre, draws - centre, noise.log_scale(features), noise.shrink, noise.freedom
+        y[:, None] - centre, draws - centre, noise.log_scale(features), noise.shrink, noise.spread, noise.freedom
     )
     return density
 
 
 class _MixtureDensity(torch.autograd.Function):
-    r"""$\log \tfrac1T \sum_t \tfrac1\sigma \mathcal T_\nu\big((e - \kappa d_t) / \sigma\big)$ and its derivatives.
+    r"""$\log \tfrac1T \sum_t \tfrac1{\sigma_t} \mathcal T_\nu\big((e - \kappa d_t)/\sigma_t\big)$ and its derivatives.
 
-    With $u_t = (e - \kappa d_t)/\sigma$ and $r_t$ the share of draw t in the density, the derivatives are means under
-    r: of $\tfrac{(\nu+1) u^2}{\nu + u^2} - 1$ for $\log\sigma$, of $\tfrac{(\nu+1) u}{\nu + u^2} \tfrac{d}{\sigma}$
-    for κ. They are computed with the value, in a third of the passes of autograd.
+    With $u_t = (e - \kappa d_t)/\sigma_t$ and $r_t$ the share of draw t in the density, the derivatives are means under
+    r: of $q = \tfrac{(\nu+1) u^2}{\nu + u^2} - 1$ for $\log\sigma$, of $q \epsilon$ for s, of
+    $\tfrac{(\nu+1) u}{\nu + u^2} \tfrac{d}{\sigma}$ for κ. They are computed with the value, in a third of autograd's
+    passes.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, error: Tensor, deviation: Tensor, log_scale: Tensor, shrink: Tensor, freedom: Tensor
+        ctx: Any, error: Tensor, deviation: Tensor, log_scale: Tensor, shrink: Tensor, spread: Tensor, freedom: Tensor
     ) -> Tensor:
-        nu, inverse = freedom[:, None, None], torch.exp(-log_scale)[:, None]
+        score = scale_scores(deviation.shape[1]).to(deviation)[None, :, None]
+        apart = spread[:, None, None] * score
+        nu, inverse = freedom[:, None, None], torch.exp(-log_scale[:, None] - apart)
         u = torch.addcmul(error, deviation, -shrink[:, None, None]).mul_(inverse)
         squares = u.square()
         log_term = torch.log1p(squares / nu)
-        exponent = -0.5 * (nu + 1) * log_term
+        exponent = (-0.5 * (nu + 1) * log_term).sub_(apart)
         total = exponent.logsumexp(1)
         share = exponent.sub_(total[:, None]).exp_()
         pull = share * (nu + 1) / (squares + nu)  # r (ν + 1) / (ν + u²)
-        by_scale = (pull * squares).sum(1) - 1
-        by_shrink = (pull * u * deviation).sum(1) * inverse[:, 0]
+        by_each = (pull * squares).sub_(share)
+        by_scale, by_spread = by_each.sum(1), (by_each * score).sum(1)
+        by_shrink = (pull * u * deviation * inverse).sum(1)
         constant = torch.lgamma((freedom + 1) / 2) - torch.lgamma(freedom / 2) - 0.5 * torch.log(freedom * math.pi)
         slope = 0.5 * (torch.digamma((freedom + 1) / 2) - torch.digamma(freedom / 2) - 1 / freedom)
-        by_freedom = slope[:, None] + 0.5 * (pull * squares).sum(1) / freedom[:, None] - 0.5 * (share * log_term).sum(1)
-        ctx.save_for_backward(by_scale, by_shrink, by_freedom)
+        by_freedom = slope[:, None] + 0.5 * (by_scale + 1) / freedom[:, None] - 0.5 * (share * log_term).sum(1)
+        ctx.save_for_backward(by_scale, by_shrink, by_spread, by_freedom)
         return total + constant[:, None] - log_scale - math.log(deviation.shape[1])
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, Tensor, Tensor, Tensor]:
-        by_scale, by_shrink, by_freedom = ctx.saved_tensors
-        return None, None, gradient * by_scale, (gradient * by_shrink).sum(1), (gradient * by_freedom).sum(1)
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, Tensor, Tensor, Tensor, Tensor]:
+        by_scale, *others = ctx.saved_tensors
+        by_shrink, by_spread, by_freedom = ((gradient * values).sum(1) for values in others)
+        return None, None, gradient * by_scale, by_shrink, by_spread, by_freedom
 
 
 def fit_noise(
@@ -158,10 +179,13 @@ def fit_noise(
     held_out = torch.stack([fold == k for k in range(_FOLDS if n_rows <= _MANY_ROWS else 1)])
     weight = torch.ones_like(y[0]) if weight is None else (weight / weight.mean()).to(y)
     features = noise_features(x, draws)
-    start = _initial_noise(draws, features, y, source)
+    start = _initial_noise(draws, features, y, weight, source)
     learned: Sequence[str] = _LEARNED
     if gaussian:
-        start, learned = replace(start, log_freedom=torch.full_like(start.log_freedom, _LIGHT_TAILS)), _LEARNED[:-1]
+        start = replace(
+            start, log_freedom=torch.full_like(start.log_freedom, _LIGHT_TAILS), raw_spread=0 * start.raw_spread
+        )
+        learned = _LEARNED[:-2]
     penalties = torch.tensor(PENALTIES).to(y)
     shape = (n_outputs, len(penalties), len(held_out))
 
@@ -199,9 +223,14 @@ def _simplest_penalty(density: Tensor, weight: Tensor) -> Tensor:
     return torch.where(within, number, 0).amax(1).maximum(best)
 
 
-def _initial_noise(draws: Tensor, features: Tensor, y: Tensor, source: torch.Generator) -> StudentNoise:
+def _initial_noise(draws: Tensor, features: Tensor, y: Tensor, weight: Tensor, source: torch.Generator) -> StudentNoise:
     n_outputs, n_features = len(y), features.shape[2]
-    residual = (y - draws.mean(1)).square().mean(1).sqrt().clamp(min=1e-6).log()
+    # A Gaussian's deviation is 1.5 medians of its errors; the steps are too few to come down from that of outliers.
+    error, order = (y - draws.mean(1)).abs().sort(1)
+    share = weight[order].cumsum(1) / weight.sum()
+    median = error.gather(1, (share < 0.5).sum(1, keepdim=True))[:, 0]
+    deviation = (error.square() * weight[order]).mean(1).sqrt()
+    residual = torch.minimum(deviation, (2.5 * median).maximum(0.02 * deviation)).clamp(min=1e-6).log()
     first = torch.randn(n_features, _HIDDEN, generator=source).to(y) / math.sqrt(n_features)
     zeros = y.new_zeros(n_outputs)
     return StudentNoise(
@@ -210,6 +239,7 @@ def _initial_noise(draws: Tensor, features: Tensor, y: Tensor, source: torch.Gen
         second=zeros[:, None, None].expand(-1, 1, _HIDDEN).clone(),
         second_bias=(residual - 0.3)[:, None],  # the core of a heavy-tailed residual is narrower
         log_shrink=zeros - 0.5,
+        raw_spread=zeros + 0.3,
         log_freedom=zeros + 1.0,
         feature_mean=features.mean(1, keepdim=True),
         feature_scale=features.std(1, unbiased=False, keepdim=True).clamp(min=1e-6),
@@ -234,8 +264,8 @@ def _maximise(
     for step in range(n_steps):
         loss = -(log_density(noise, draws, features, y) * weight).sum(1) / count
         squares = noise.first.square().sum((1, 2)) / noise.first.shape[1] + noise.second.square().sum((1, 2))
-        # Weak penalties towards plausible values keep κ and ν finite where the likelihood is flat.
-        pull = 0.5 * (noise.log_shrink.square() + (noise.log_freedom - 2).square())
+        # Weak penalties towards plausible values keep κ, s and ν finite where the likelihood is flat.
+        pull = 0.5 * (noise.log_shrink.square() + noise.raw_spread.square() + (noise.log_freedom - 2).square())
         gradients = torch.autograd.grad((loss + (penalty * squares + pull) / count).sum(), parameters)
         # Importing torch.optim would take longer than all steps together.
         rate = 0.5 * _LEARNING_RATE * (1 + math.cos(math.pi * step / n_steps))
