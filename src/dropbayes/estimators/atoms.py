@@ -6,7 +6,8 @@ an atom $v_k$ has the share of the atom and of what lies below it,
 $$\bar F(a_k) = \tfrac1N \#\{y_n < v_k\}, \qquad \bar F(b_k) = \tfrac1N \#\{y_n \le v_k\},$$
 and an outcome is $v_k$ where the mixture over the draws falls into the cell, as it is elsewhere. Quantiles, intervals,
 the distribution function, the CRPS and samples are those of that outcome; moments and density remain the mixture's.
-A central interval whose ends are atoms holds more than was asked for: the lighter end is left out while enough remains.
+A central interval whose ends are atoms holds more than was asked for: the lighter end is left out while that brings
+the interval nearer to the coverage.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ class AtomMixture(MappedMixture):
             later = self.transform.cell(_just_above(start))[1].maximum(start)
             sooner = self.transform.cell(end)[0]
             level = [self.base.pit(z) for z in (start, later, sooner, end)]
-            spare, first, last = level[3] - level[0] - coverage, level[1] - level[0], level[3] - level[2]
+            spare = 2 * (level[3] - level[0] - coverage)  # an end that holds less brings the rest nearer
+            first, last = level[1] - level[0], level[3] - level[2]
             first_leaves = (first <= spare) & ((first <= last) | (last > spare)) & (later < end)
             last_leaves = (last <= spare) & ~first_leaves & (start < sooner)
             if not bool((first_leaves | last_leaves).any()):
