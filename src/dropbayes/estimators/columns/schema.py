@@ -127,24 +127,23 @@ def from_json(values: Any) -> Schema:
     if values["task"] not in get_args(Task) or not columns:
         raise ValueError("unknown task, or no columns")
     left_out = {str(name): str(reason) for name, reason in values["left_out"].items()}
-    missing, notation = tuple(map(str, values["missing"])), _notation_from_json(values.get("target_notation"))
+    missing, notation = tuple(map(str, values["missing"])), _notation_from_json(values["target_notation"])
     return Schema(columns, str(values["target"]), values["task"], left_out, missing, notation)
 
 
 def _column_from_json(entry: Any) -> Column:
-    """A column, of which earlier versions wrote only the values that its kind has."""
-    parts = tuple(map(str, entry.get("parts", [])))
+    parts = tuple(map(str, entry["parts"]))
     if entry["kind"] not in get_args(Kind) or not set(parts) <= set(PARTS):
         raise ValueError(f"unknown kind {entry['kind']!r} or parts of a date {parts}")
     low, high = map(float, entry["range"]) if "range" in entry else (None, None)
     return Column(
         name=str(entry["name"]),
         kind=entry["kind"],
-        fill=float(entry.get("fill", 0.0)),
-        categories=tuple(map(str, entry.get("categories", []))),
+        fill=float(entry["fill"]),
+        categories=tuple(map(str, entry["categories"])),
         flagged=bool(entry["flagged"]),
-        notation=_notation_from_json(entry.get("notation")),
-        date_format=str(entry.get("date_format", "")),
+        notation=_notation_from_json(entry["notation"]),
+        date_format=str(entry["date_format"]),
         parts=parts,
         low=low,
         high=high,
@@ -152,4 +151,4 @@ def _column_from_json(entry: Any) -> Column:
 
 
 def _notation_from_json(values: Any) -> Notation:
-    return PLAIN if values is None else Notation(str(values["decimal"]), str(values["thousands"]), str(values["sign"]))
+    return Notation(str(values["decimal"]), str(values["thousands"]), str(values["sign"]))
