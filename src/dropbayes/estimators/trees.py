@@ -17,12 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Boosted trees: all classes together have so many, each at least this many; the rate at which they learn; their leaves.
-_BOOSTED, _MIN_ROUNDS, _RATE, _LEAVES = 60, 10, 0.1, 8
-_FOREST_ROWS = 2000  # of each tree of a forest: its time does not grow with the table
-_UNKNOWN = -20.0  # the logit of a class that no row of a part has
-_FLOOR = 0.01  # the part of the class shares in the probabilities of trees, which are never sure
-
 Nodes = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # column, threshold, children and value of each
 
 
@@ -76,7 +70,7 @@ class Trees:
     def evidence(self, x: np.ndarray, shares: np.ndarray) -> Tensor:
         r"""$g - \log \pi$ of rows, `[row, class]`: what the trees know beyond the class shares."""
         ratio = self.probabilities(x) / torch.as_tensor(shares)
-        return torch.log((1 - _FLOOR) * ratio + _FLOOR)
+        return torch.log(0.99 * ratio + 0.01)  # with a part of the class shares: trees are never sure
 
 
 def grow_trees(
@@ -137,7 +131,7 @@ def _nodes(column: Any, threshold: Any, left: Any, right: Any, is_leaf: Any, val
 def _forest(x: Any, y: Any, weight: Any, n_classes: int, n_trees: int, seed: int) -> list[Nodes]:
     from sklearn.ensemble import RandomForestClassifier
 
-    n_rows = min(len(x), _FOREST_ROWS)
+    n_rows = min(len(x), 2000)  # of each tree: the time does not grow with the table
     forest = RandomForestClassifier(n_trees, min_samples_leaf=2, max_samples=n_rows, random_state=seed % 2**32)
     forest.fit(x, y, weight)
     grown, outputs = [one.tree_ for one in forest.estimators_], np.eye(n_classes)[forest.classes_] / n_trees
@@ -151,11 +145,11 @@ def _boosted(x: Any, y: Any, weight: Any, n_classes: int, n_trees: int, seed: in
     from sklearn.ensemble import HistGradientBoostingClassifier
 
     del n_trees
-    rounds = _BOOSTED if n_classes == 2 else max(_BOOSTED // n_classes, _MIN_ROUNDS)
+    rounds = 60 if n_classes == 2 else max(60 // n_classes, 10)  # a round grows a tree for each of several classes
     model = HistGradientBoostingClassifier(
-        learning_rate=_RATE,
+        learning_rate=0.1,
         max_iter=rounds,
-        max_leaf_nodes=_LEAVES,
+        max_leaf_nodes=8,
         min_samples_leaf=10,
         l2_regularization=1.0,
         early_stopping=False,
@@ -164,7 +158,7 @@ def _boosted(x: Any, y: Any, weight: Any, n_classes: int, n_trees: int, seed: in
     outputs = np.eye(n_classes)[model.classes_]
     outputs = outputs[1:] if len(outputs) == 2 else outputs  # of two classes, the second has the logit
     known = np.isin(np.arange(n_classes), model.classes_)
-    start = model._baseline_prediction @ outputs + np.where(known, 0.0, _UNKNOWN)
+    start = model._baseline_prediction @ outputs + np.where(known, 0.0, -20.0)  # no row is of the unknown
     first = _nodes(np.zeros(1), np.zeros(1), 0, 0, np.ones(1, dtype=bool), start)
     grown = [(tree.nodes, output) for trees in model._predictors for tree, output in zip(trees, outputs, strict=True)]
     return [first] + [
