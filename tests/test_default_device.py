@@ -1,5 +1,6 @@
 """The caller's default device is for the caller's own tensors: no result of the library depends on it."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -49,3 +50,21 @@ def test_results_do_not_depend_on_the_default_device(door):
         with torch.device(device):
             results.append(DOORS[door](net, x, y))
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", [db.DropoutRegressor, db.DropoutClassifier])
+def test_an_estimator_does_not_depend_on_the_default_device(kind, tmp_path):
+    x = np.random.default_rng(0).normal(size=(60, 2))
+    y = x[:, 0] if kind is db.DropoutRegressor else (x[:, 0] > 0).astype(int)
+    results = []
+    for device in ("cpu", "meta"):
+        with torch.device(device):
+            estimator = kind(effort="quick", random_state=0).fit(x, y)
+            estimator.save(tmp_path / "model")
+            estimator = kind.load(tmp_path / "model")
+            results.append(estimator.predict(x))
+            if kind is db.DropoutRegressor:
+                results[-1] = np.column_stack([results[-1], *estimator.predict_interval(x), estimator.sample_y(x)])
+            else:
+                results[-1] = np.column_stack([estimator.predict_proba(x), *estimator.predict_uncertainty(x)])
+    np.testing.assert_array_equal(results[0], results[1])

@@ -20,6 +20,7 @@ from dropbayes.estimators.recalibration import pool_weights
 from dropbayes.estimators.rows import row_weights
 from dropbayes.estimators.trees import Trees, grow_trees
 from dropbayes.population import EnsembleChoice
+from dropbayes.runtime.devices import on_cpu
 
 
 @dataclass(eq=False, repr=False)
@@ -57,6 +58,7 @@ class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
     _: KW_ONLY
     class_weight: Any = None
 
+    @on_cpu
     def fit(
         self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None, times: Any = None
     ) -> DropoutClassifier:
@@ -122,6 +124,7 @@ class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
     def _n_classes(self) -> int | None:
         return len(self.classes_)
 
+    @on_cpu
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> DropoutClassifier:
         """One pass over more rows from the current weights; the first call needs all `classes` and does not search."""
         first = not hasattr(self, "population_")

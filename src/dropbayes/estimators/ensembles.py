@@ -33,6 +33,7 @@ from dropbayes.estimators.trees import Trees
 from dropbayes.population import Population, network
 from dropbayes.population.evaluation import in_units
 from dropbayes.predictive import Mixture, draw_mean
+from dropbayes.runtime.devices import on_cpu
 from dropbayes.runtime.validation import finite_tensor
 from dropbayes.scores import information
 from dropbayes.scores.averages import weighted_mean
@@ -196,6 +197,7 @@ class Ensemble(ABC):
         files.save(self, path)
 
     @classmethod
+    @on_cpu
     def load(cls, path: str | os.PathLike[str]) -> Any:
         """The estimator or ensemble that a file holds, fitted.
 
@@ -254,6 +256,7 @@ class RegressionEnsemble(Ensemble):
         precision = self.population_.precision[0].cpu().numpy()
         return float(precision[0]) if self.one_column_ else precision
 
+    @on_cpu
     def predictive(self, X: Any) -> Mixture:
         """The predictive distribution of each row: a mixture over the draws of all networks, in the units of y."""
         blocks = [mixture for _, mixture in self._uncalibrated_blocks(X, None)]
@@ -323,6 +326,7 @@ class RegressionEnsemble(Ensemble):
         values = outputs.double() * population.y_scale[:, None] + population.y_mean[:, None]
         return torch.where(has_offset, values / y_scale + offset, (values - y_mean) / y_scale)
 
+    @on_cpu
     def predict(self, X: Any, return_std: bool = False, return_cov: bool = False) -> Any:
         r"""The predictive mean; with `return_std` also the standard deviation, or with `return_cov` the covariance.
 
@@ -364,6 +368,7 @@ class RegressionEnsemble(Ensemble):
         std = total.diagonal().T.clamp(min=1e-300).sqrt()
         return (total / (std * std.unsqueeze(1)))[..., : self.population_.y_mean.shape[1]].cpu()
 
+    @on_cpu
     def predict_interval(self, X: Any, coverage: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
         """The lower and upper ends of the central interval that holds the outcome with probability `coverage`.
 
@@ -411,6 +416,7 @@ class ClassEnsemble(Ensemble):
     def _head(self) -> str:
         return "categorical"
 
+    @on_cpu
     def draws(self, X: Any) -> Tensor:
         """The class probabilities of every draw, `[draw, row, class]`: one function each."""
         return torch.cat([probabilities for _, probabilities in self.draw_blocks(X)], 1)
@@ -431,15 +437,18 @@ class ClassEnsemble(Ensemble):
                 draws = self.recalibration.probabilities(draws, self.class_shares_)
             yield rows, draws
 
+    @on_cpu
     def predict_proba(self, X: Any) -> np.ndarray:
         """The class probabilities, a mean over draws, `[row, class]`."""
         return torch.cat([draw_mean(probabilities) for _, probabilities in self.draw_blocks(X)]).numpy()
 
+    @on_cpu
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of each row."""
         probabilities = self.predict_proba(X)
         return np.asarray(self.classes_[probabilities.argmax(1)])
 
+    @on_cpu
     def predict_uncertainty(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
         """The entropy of each row's class probabilities and its epistemic part, the mutual information, in nats."""
         blocks = [probabilities for _, probabilities in self.draw_blocks(X)]

@@ -22,7 +22,7 @@ from dropbayes.estimators.rows import row_weights
 from dropbayes.estimators.transforms import candidate_transforms
 from dropbayes.population import EnsembleChoice, Population, draws
 from dropbayes.population.standardisation import moments
-from dropbayes.runtime.devices import cpu_threads
+from dropbayes.runtime.devices import cpu_threads, on_cpu
 
 # The rows of a gap, and the draws for each, to which the spread far from the rows is fitted.
 _GAP_ROWS, _GAP_DRAWS = 1000, 32
@@ -107,6 +107,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
     def _n_classes(self) -> int | None:
         return None
 
+    @on_cpu
     def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None, times: Any = None) -> DropoutRegressor:
         """Searches, trains and fits the noise.
 
@@ -240,6 +241,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         self.one_column_ = y.ndim == 1
         return x, y, row_weights(sample_weight, x)
 
+    @on_cpu
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> DropoutRegressor:
         """One pass over more rows, from the current weights; the first call standardises and does not search.
 
@@ -256,6 +258,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         self._partial_fit(x, self._transform(y), weight)
         return self
 
+    @on_cpu
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
         """Samples of outcomes, `[row, sample]` or `[row, output, sample]`: function draws with noise added."""
         mixture = self.with_draws(method="sampling").predictive(X)  # each draw is one function of all rows

@@ -9,13 +9,14 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 _Result = TypeVar("_Result")
 _Value = TypeVar("_Value")
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def available_device(device: str | torch.device = "auto") -> torch.device:
@@ -62,6 +63,19 @@ def _setting(change: Callable[[_Value], object], value: _Value, before: _Value) 
         yield
     finally:
         change(before)
+
+
+def on_cpu(method: _Method) -> _Method:
+    """The method, whose tensors are on the CPU unless it says otherwise, whatever the caller's default device is."""
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.get_default_device().type == "cpu":  # a context costs every operation a call
+            return method(*args, **kwargs)
+        with torch.device("cpu"):
+            return method(*args, **kwargs)
+
+    return cast(_Method, call)
 
 
 def cpu_threads(count: int | None) -> contextlib.AbstractContextManager[None]:
