@@ -222,7 +222,7 @@ def _plan_of(inspection: Inspection, inputs: Inputs, options: Linear, sampling: 
     profile = inspection.profile
     profile.check_random()
     if profile.host_random or profile.draws_branch:
-        what = "draws from Python's or NumPy's generator" if profile.host_random else "branches on a value of a draw"
+        what = "draws from a generator" if profile.host_random else "branches on a value of a draw"
         raise ValueError(
             f'`method` "linear" needs a network that is differentiable in its masks; `net` {what}, which has no '
             'derivative. Use method="sampling".'
