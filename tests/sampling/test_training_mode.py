@@ -158,8 +158,10 @@ ALWAYS_DRAWN = {
 
 @pytest.mark.parametrize("name", ALWAYS_DRAWN)
 def test_noise_that_is_drawn_in_evaluation_too_is_switched_on_beside_another_end(name):
+    draw = ALWAYS_DRAWN[name]  # a function of the closure, in which the name of a generator is seen
+
     def noisy(self, x):
-        noise = ALWAYS_DRAWN[name](x)
+        noise = draw(x)
         return noise if self.training else x
 
     ended = own(lambda self, x: x if self.training else x.softmax(-1), "Ended")
