@@ -41,7 +41,7 @@ nitpick_ignore_regex = [
     (r"py:class", r"(torch|numpy|sklearn|pyarrow|pandas)\..*"),
     (
         r"py:class",
-        r"(Tensor|Distribution|Axes|pa\.\w+|collections\.abc\.\w+|contextlib\.\w+|os\.PathLike|pathlib\.Path)",
+        r"(Tensor|Distribution|Axes|pa\.\w+|collections\.abc\.\w+|contextlib\.\w+|types\.\w+|os\.PathLike|pathlib\.Path)",
     ),
     # Records of the engine, which is not public, and records that a public signature mentions by their module.
     (r"py:class", r"dropbayes\.sampling\.\w+\.\w+"),
@@ -57,7 +57,7 @@ nitpick_ignore_regex = [
     # Aliases of types, type variables, and the halves of subscripted types.
     (
         r"py:class",
-        r"(Array|NumpyArray|Columns|Part|EnsembleModel|_Arguments|dropbayes\.runtime\.\w+\._(Item|Result))",
+        r"(Array|NumpyArray|Columns|Part|EnsembleModel|_Arguments|dropbayes\.runtime\.\w+\._(Item|Method|Result))",
     ),
     (
         r"py:class",

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import dropbayes as db
-from dropbayes.sampling.perceptron import perceptron
+from dropbayes.sampling.perceptron import as_perceptron
 from tests.sampling.zoo import Module
 
 NETS = {
@@ -47,17 +47,17 @@ def test_moments_are_those_of_the_general_path(name, masks):
 
 def test_networks_that_do_more_are_not_taken_for_perceptrons():
     x = torch.zeros(3, 2)
-    assert perceptron(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), x) is None
-    assert perceptron(nn.Sequential(nn.Dropout(0.1)), x) is None
+    assert as_perceptron(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), x) is None
+    assert as_perceptron(nn.Sequential(nn.Dropout(0.1)), x) is None
     hooked = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1))
     hooked[0].register_forward_hook(lambda *_: None)
-    assert perceptron(hooked, x) is None
+    assert as_perceptron(hooked, x) is None
 
     class Own(nn.Linear):
         def forward(self, x):
             return super().forward(x) * 2
 
-    assert perceptron(nn.Sequential(Own(2, 2), nn.Dropout(0.1)), x) is None
+    assert as_perceptron(nn.Sequential(Own(2, 2), nn.Dropout(0.1)), x) is None
 
 
 def test_weights_changed_behind_autograds_back_are_noticed():

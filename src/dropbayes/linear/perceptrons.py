@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.linear.points import gaussian_points
-from dropbayes.sampling import Block, Inputs, Perceptron, Profile, perceptron
+from dropbayes.sampling import Block, Inputs, Perceptron, Profile, as_perceptron
 from dropbayes.tracing.views import checked_network
 
 _N_TERMS, _N_NODES = 8, 64
@@ -53,7 +53,7 @@ class MomentsPlan:
 
 def moments_plan(net: nn.Module, inputs: Inputs, *, only_moments: bool, max_bytes: int | None) -> MomentsPlan:
     """The plan for a perceptron with dropout; an error for any other network."""
-    direct = perceptron(checked_network(net), inputs.leaves[0]) if inputs.is_matrix else None
+    direct = as_perceptron(checked_network(net), inputs.leaves[0]) if inputs.is_matrix else None
     if direct is None:
         raise ValueError(
             '`method` "moments" needs a perceptron: an nn.Sequential of linear layers, elementwise non-linearities and '

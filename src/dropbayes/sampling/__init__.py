@@ -22,7 +22,7 @@ from dropbayes.sampling.inputs import (
 )
 from dropbayes.sampling.inspection import Inspection, inspect, recall, sites
 from dropbayes.sampling.masks import Keys, derived_seed, keep_mask
-from dropbayes.sampling.perceptron import Perceptron, perceptron
+from dropbayes.sampling.perceptron import Perceptron, as_perceptron
 from dropbayes.sampling.plan import Block, Plan, make_plan, mask_spec, move_row_axis
 from dropbayes.sampling.probes import ProbeFailed, Prober, equal_but_for_rounding, is_ignored
 from dropbayes.sampling.profile import Profile, RowLayout, Site, Sites
@@ -59,6 +59,7 @@ __all__ = [
     "View",
     "Votes",
     "as_inputs",
+    "as_perceptron",
     "chosen_strategy",
     "cloned_leaves",
     "copied_cache",
@@ -81,7 +82,6 @@ __all__ = [
     "move_row_axis",
     "network_arguments",
     "output_tensor",
-    "perceptron",
     "recall",
     "result_dtype",
     "sites",

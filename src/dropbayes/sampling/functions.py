@@ -13,7 +13,7 @@ from torch.utils._pytree import PyTree
 
 from dropbayes.sampling.inputs import Inputs, as_inputs, cloned_leaves, is_cache, split
 from dropbayes.sampling.inspection import Inspection, forget, inspect
-from dropbayes.sampling.perceptron import perceptron
+from dropbayes.sampling.perceptron import as_perceptron
 from dropbayes.sampling.plan import MASKS, make_plan, mask_spec, move_row_axis
 from dropbayes.sampling.profile import Profile
 from dropbayes.sampling.settings import Sampling
@@ -61,7 +61,7 @@ def draws(
 def is_stochastic(net: nn.Module, x: PyTree) -> bool:
     """Whether two draws of `net` on `x` can differ: whether it has dropout that is switched on."""
     inputs, plain = as_inputs(x), checked_network(net)
-    direct = perceptron(plain, inputs.leaves[0]) if inputs.is_matrix else None
+    direct = as_perceptron(plain, inputs.leaves[0]) if inputs.is_matrix else None
     profile = inspect(plain, inputs).profile if direct is None else direct.profile
     return profile.n_random > 0
 

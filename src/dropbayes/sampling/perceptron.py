@@ -68,7 +68,7 @@ def _profile_of(form: Form) -> Profile:
     )  # fmt: skip
 
 
-def perceptron(net: nn.Module, x: Tensor) -> Perceptron | None:
+def as_perceptron(net: nn.Module, x: Tensor) -> Perceptron | None:
     """The layers of `net` if it is nothing but a plain perceptron that takes `x`; None if it does anything else."""
     if has_global_hooks():
         return None

@@ -19,7 +19,7 @@ from dropbayes.runtime.devices import cpu_threads
 from dropbayes.sampling.inputs import Inputs, cloned_leaves
 from dropbayes.sampling.inspection import Inspection, check_batch, forget, inspect, recall
 from dropbayes.sampling.masks import Keys, Positions
-from dropbayes.sampling.perceptron import Perceptron, perceptron
+from dropbayes.sampling.perceptron import Perceptron, as_perceptron
 from dropbayes.sampling.perceptron_draws import perceptron_moments, prepare
 from dropbayes.sampling.probes import equal_but_for_rounding
 from dropbayes.sampling.profile import Profile
@@ -286,7 +286,7 @@ def make_plan(
     invariant = on_cpu if sampling.batch_invariant is None else sampling.batch_invariant
     net = checked_network(net)
     if inputs.is_matrix and not (sampling.ignored or sampling.positions):
-        direct = perceptron(net, inputs.leaves[0])
+        direct = as_perceptron(net, inputs.leaves[0])
         if direct is not None and (on_cpu or (direct.kernel_layers is not None and not invariant)):
             return _direct_plan(net, direct, inputs, keys, masks, integrate, invariant, sampling.max_bytes)
     settings = (keys, masks, sampling, moments_only, invariant)
