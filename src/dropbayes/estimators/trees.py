@@ -128,7 +128,9 @@ def _nodes(column: Any, threshold: Any, left: Any, right: Any, is_leaf: Any, val
     return np.where(is_leaf, 0, column), np.where(is_leaf, 0.0, threshold), children, value * is_leaf[:, None]
 
 
-def _forest(x: Any, y: Any, weight: Any, n_classes: int, n_trees: int, seed: int) -> list[Nodes]:
+def _forest(
+    x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, n_classes: int, n_trees: int, seed: int
+) -> list[Nodes]:
     from sklearn.ensemble import RandomForestClassifier
 
     n_rows = min(len(x), 2000)  # of each tree: the time does not grow with the table
@@ -141,7 +143,9 @@ def _forest(x: Any, y: Any, weight: Any, n_classes: int, n_trees: int, seed: int
     ]
 
 
-def _boosted(x: Any, y: Any, weight: Any, n_classes: int, n_trees: int, seed: int) -> list[Nodes]:
+def _boosted(
+    x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, n_classes: int, n_trees: int, seed: int
+) -> list[Nodes]:
     from sklearn.ensemble import HistGradientBoostingClassifier
 
     del n_trees
