@@ -22,11 +22,11 @@ def test_the_probabilities_are_those_of_scikit_learn(labels):
     x, y = steps()
     x, y = trees._rounded(x[np.isin(y, labels)]), y[np.isin(y, labels)]
     forest = RandomForestClassifier(5, min_samples_leaf=2, max_samples=len(x), random_state=3).fit(x, y)
-    ours = trees._joined(trees._forest(x, y, None, 3, 5, 3), boosted=False).probabilities(x)
+    ours = trees._joined(trees._forest(x, y, None, 3, 3, n_trees=5), boosted=False).probabilities(x)
     np.testing.assert_allclose(ours[:, labels], forest.predict_proba(x), atol=1e-6)
     settings = {"max_iter": 20, "max_leaf_nodes": 8, "min_samples_leaf": 10, "l2_regularization": 1.0}
     boosted = HistGradientBoostingClassifier(**settings).fit(x, y)
-    ours = trees._joined(trees._boosted(x, y, None, 3, 0, 3), boosted=True).probabilities(x)
+    ours = trees._joined(trees._boosted(x, y, None, 3, 3), boosted=True).probabilities(x)
     np.testing.assert_allclose(ours[:, labels], boosted.predict_proba(x), atol=1e-6)
 
 
@@ -63,6 +63,17 @@ def test_thresholds_are_found_by_trees_which_survive_a_file(tmp_path):
     model.save(tmp_path / "m.safetensors")
     loaded = DropoutClassifier.load(tmp_path / "m.safetensors")
     np.testing.assert_array_equal(loaded.predict_proba(new), model.predict_proba(new))
+
+
+def test_trees_do_not_depend_on_the_order_of_rows_nor_a_row_on_its_batch():
+    x, y = steps(300)
+    shuffled = np.random.default_rng(1).permutation(300)
+    settings = {"random_state": 0, "n_steps": 50, "device": "cpu"}
+    model, other = DropoutClassifier(**settings).fit(x, y), DropoutClassifier(**settings).fit(x[shuffled], y[shuffled])
+    assert model.boosted_ is not None or model.forest_ is not None
+    together = model.predict_proba(x[:5])
+    np.testing.assert_array_equal(together, other.predict_proba(x[:5]))
+    np.testing.assert_array_equal(together, np.concatenate([model.predict_proba(x[row : row + 1]) for row in range(5)]))
 
 
 def test_rows_in_temporal_order_have_no_trees_of_the_future():

@@ -9,6 +9,7 @@ means over the trees of all folds, stored as tensors: a file holds no code.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -94,8 +95,8 @@ def grow_trees(
         learned, held = part != number, part == number
         # Equal weights are none: quantiles with weights take ten times as long as the trees.
         rows = _rounded(x[learned]), y[learned], weight[learned] if weight.min() < weight.max() else None
-        for kind, grow in enumerate((_forest, _boosted)):
-            nodes = grow(*rows, len(shares), n_trees, seed + int(number))
+        for kind, grow in enumerate((functools.partial(_forest, n_trees=n_trees), _boosted)):
+            nodes = grow(*rows, len(shares), seed + int(number))
             evidence[kind, held] = _joined(nodes, boosted=kind == 1).evidence(x[held], shares)
             grown[kind].extend((*rest, value / len(parts)) for *rest, value in nodes)
     return tuple(_joined(nodes, boosted=kind == 1) for kind, nodes in enumerate(grown)), evidence
@@ -129,7 +130,7 @@ def _nodes(column: Any, threshold: Any, left: Any, right: Any, is_leaf: Any, val
 
 
 def _forest(
-    x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, n_classes: int, n_trees: int, seed: int
+    x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, n_classes: int, seed: int, *, n_trees: int
 ) -> list[Nodes]:
     from sklearn.ensemble import RandomForestClassifier
 
@@ -143,12 +144,9 @@ def _forest(
     ]
 
 
-def _boosted(
-    x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, n_classes: int, n_trees: int, seed: int
-) -> list[Nodes]:
+def _boosted(x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, n_classes: int, seed: int) -> list[Nodes]:
     from sklearn.ensemble import HistGradientBoostingClassifier
 
-    del n_trees
     rounds = 60 if n_classes == 2 else max(60 // n_classes, 10)  # a round grows a tree for each of several classes
     model = HistGradientBoostingClassifier(
         learning_rate=0.1,
