@@ -288,3 +288,20 @@ def test_data_parallel_of_one_process_is_predicted(tmp_path):
         torch.testing.assert_close(db.predict(wrapped, x).std, expected.std)
     finally:
         torch.distributed.destroy_process_group()
+
+
+class OneHot(nn.Module):
+    def __init__(self, n_classes):
+        super().__init__()
+        self.n_classes, self.n, self.o = n_classes, perceptron(), nn.Linear(n_classes, 1)
+
+    def forward(self, x):
+        return self.o(nn.functional.one_hot(self.n(x).argmax(-1), self.n_classes).float())
+
+
+def test_a_class_that_is_not_there_is_refused_as_torch_refuses_it():
+    net, x = made(lambda: (OneHot(2), rows(6)))
+    assert db.predict(net, x).method == "mapped"
+    few, _ = made(lambda: (OneHot(1), None))
+    with pytest.raises(RuntimeError, match=r"out of bounds|smaller than num_classes"):
+        db.predict(few, x)

@@ -9,7 +9,6 @@ means over the trees of all folds, stored as tensors: a file holds no code.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -95,8 +94,8 @@ def grow_trees(
         learned, held = part != number, part == number
         # Equal weights are none: quantiles with weights take ten times as long as the trees.
         rows = _rounded(x[learned]), y[learned], weight[learned] if weight.min() < weight.max() else None
-        for kind, grow in enumerate((functools.partial(_forest, n_trees=n_trees), _boosted)):
-            nodes = grow(*rows, len(shares), seed + int(number))
+        settings = *rows, len(shares), seed + int(number)
+        for kind, nodes in enumerate((_forest(*settings, n_trees=n_trees), _boosted(*settings))):
             evidence[kind, held] = _joined(nodes, boosted=kind == 1).evidence(x[held], shares)
             grown[kind].extend((*rest, value / len(parts)) for *rest, value in nodes)
     return tuple(_joined(nodes, boosted=kind == 1) for kind, nodes in enumerate(grown)), evidence

@@ -142,7 +142,8 @@ def _one_hot(mode: RandomMode, func: Operation, tensor: Tensor, num_classes: int
     """Without torch's look at the smallest and the largest class, which would count as a branch on them."""
     if num_classes < 0:
         return func(tensor)
-    return (tensor.unsqueeze(-1) == torch.arange(num_classes, device=tensor.device)).to(torch.int64)
+    zeros = torch.zeros(*tensor.shape, num_classes, dtype=torch.int64, device=tensor.device)
+    return zeros.scatter(-1, tensor.unsqueeze(-1), 1)  # which refuses a class that is not there
 
 
 @handles(HANDLERS, Tensor.__contains__)
