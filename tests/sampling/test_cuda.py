@@ -35,6 +35,22 @@ def test_draws_are_those_of_the_cpu(name, masks):
         torch.testing.assert_close(one.cpu(), other, rtol=2e-3, atol=2e-4)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ZOO)
+def test_the_linear_method_is_that_of_the_cpu(name):
+    net, x = build(name)
+    options = {"method": "linear", "sampling": db.Sampling(row_axis=ZOO[name].row_axis)}
+    try:
+        expected = db.predict(copy.deepcopy(net).cpu(), x, **options)
+    except (NotImplementedError, ValueError) as refusal:
+        with pytest.raises(type(refusal)):
+            db.predict(net.cuda(), on_device(x), **options)
+        return
+    ours = db.predict(net.cuda(), on_device(x), **options)
+    for one, other in zip(split((ours.mean, ours.std))[0], split((expected.mean, expected.std))[0], strict=True):
+        torch.testing.assert_close(one.cpu(), other, rtol=5e-3, atol=5e-4)
+
+
 @pytest.mark.parametrize("masks", ["shared", "row"])
 @pytest.mark.parametrize("analytic", [True, False])
 @pytest.mark.parametrize("n_rows", [1, 7, 1000])

@@ -9,7 +9,7 @@ from scipy import stats
 
 import dropbayes as db
 from dropbayes.sampling import masks
-from dropbayes.sampling.masks import Keys, keep_mask, uniform
+from dropbayes.sampling.masks import Keys, Units, keep_mask, uniform
 
 CPU = torch.device("cpu")
 
@@ -83,6 +83,19 @@ def test_rows_with_masks_of_their_own_are_independent_within_a_draw():
     )
     both = int((draws[:, 0, 0] & draws[:, 1, 0]).sum())
     assert stats.binomtest(both, seeds, drop_prob**2).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("units", [None, Units((4,), (0,), (7,))])
+def test_rows_with_masks_of_their_own_are_uncorrelated_over_the_draws_of_one_seed(units):
+    """Rows that share the lattice of a unit correlate by about .5 in the mean, however many draws there are."""
+    keys, rows, shape = Keys(seed=3, n_draws=2000), range(40), (4,)
+    masks = keep_mask(
+        keys, 0, drop_prob=0.5, draws=range(2000), rows=rows, shape=shape, dtype=torch.float64, device=CPU, units=units
+    )
+    correlations = torch.stack([masks[..., unit].T.corrcoef() for unit in range(4)])
+    apart = correlations[:, *torch.triu_indices(40, 40, 1)].abs()
+    assert apart.mean() == pytest.approx((2 / np.pi / 2000) ** 0.5, rel=0.15)  # of independent masks
+    assert apart.max() < 5 / 2000**0.5
 
 
 @pytest.mark.parametrize("drop_prob", [0.05, 0.3, 0.5])

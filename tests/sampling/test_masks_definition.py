@@ -1,5 +1,5 @@
 """`docs/masks.md` defines the masks: an implementation written from that page alone, the library's and the page's file
-of values agree bit for bit. `python tests/test_masks_definition.py` writes the file anew."""
+of values agree bit for bit. `python tests/sampling/test_masks_definition.py` writes the file anew."""
 
 import json
 import pathlib
@@ -46,12 +46,21 @@ def rank(permutation, n_draws):
 def word(seed, replicate, sampler, n_draws, site, draw, row, unit, units):
     if sampler == "independent":
         return half(hash_word(stream(seed, replicate, site, 3), draw), row or 0, unit, units) ^ 0x80000000
+    key = stream(seed, replicate, site, 2)
+    shift = shared_shift(seed, replicate, site, unit) if row is None else half(key, row, unit, units)
+    return (point(seed, replicate, n_draws, site, draw, row, unit) + shift) % 2**32
+
+
+def shared_shift(seed, replicate, site, unit):
+    return hash_word(stream(seed, replicate, site, 1), unit) % 2**32
+
+
+def point(seed, replicate, n_draws, site, draw, row, unit):
     choice = hash_word(stream(seed, replicate, site, 1), unit)
     permutation = (choice >> 32) % 2**16 % max(1, min(256, 2**20 // n_draws))
     start = (choice >> 48) % n_draws
-    point = rank(permutation, n_draws)[(start + draw) % n_draws] * 2**32 // n_draws
-    shift = choice % 2**32 if row is None else half(stream(seed, replicate, site, 2), row, unit, units)
-    return (point + shift) % 2**32
+    turn = 0 if row is None else hash_word(stream(seed, replicate, -1, 4), row) >> 32
+    return rank(permutation, n_draws)[(start + draw + turn) % n_draws] * 2**32 // n_draws
 
 
 def named(name):
@@ -68,9 +77,8 @@ def placed_word(seed, replicate, sampler, n_draws, site, draw, row, unit):
     if sampler == "independent":
         key = hash_word(hash_word(stream(seed, replicate, site, 3), draw), row + 1)
         return half(key, 0, unit, 2) ^ 0x80000000
-    shift = hash_word(stream(seed, replicate, site, 1), unit) % 2**32
-    own = half(hash_word(stream(seed, replicate, site, 2), row + 1), 0, unit, 2)
-    return (word(seed, replicate, sampler, n_draws, site, draw, None, unit, 2) - shift + own) % 2**32
+    shift = half(hash_word(stream(seed, replicate, site, 2), row + 1), 0, unit, 2)
+    return (point(seed, replicate, n_draws, site, draw, row, unit) + shift) % 2**32
 
 
 def threshold(drop_prob):

@@ -47,7 +47,7 @@ _CACHED_BYTES = 2**25  # of all masks that are kept for their next use
 SHARED_BYTES = 2**22  # of the largest one of them
 _ROW_BYTES = 2**17  # likewise with masks for each row: those of many rows would displace the others
 
-_UNIT, _ROW, _DRAW = 1, 2, 3  # streams of one site
+_UNIT, _ROW, _DRAW, _TURN = 1, 2, 3, 4  # streams of one site; the last is of none, and so of site -1
 _HOST = 4  # the stream of seeds for generators outside of torch
 
 MAX_POSITIONS = 2**20  # positions along one axis: two of them number a pair without collision
@@ -180,11 +180,21 @@ def _kept(spec: tuple[Any, ...], itemsize: int, units: Units | None, made: Calla
 
 
 def _thresholded(words: Tensor, drop_prob: float, dtype: torch.dtype) -> Tensor:
-    threshold = min(round(drop_prob * 2**32), 2**32 - 1) - 2**31
+    threshold = signed_threshold(drop_prob)
     mask = torch.empty(words.shape, dtype=dtype, device=words.device)
     if words.is_contiguous():
         return torch.ge(words, threshold, out=mask)
     return mask.copy_(words >= threshold)  # the words of shared masks have the draws innermost: transposed as bytes
+
+
+def signed_threshold(drop_prob: float) -> int:
+    """The least signed word that is kept."""
+    return min(round(drop_prob * 2**32), 2**32 - 1) - 2**31
+
+
+def keep_scale(drop_prob: float) -> float:
+    """The factor of a kept element."""
+    return 1 / (1 - drop_prob) if drop_prob < 1 else 1.0
 
 
 class _MaskCache:
@@ -238,10 +248,9 @@ def _words(keys: Keys, site: int, draws: range, rows: range | None, units: int |
         return _independent_words(keys, site, draws, rows, units, device)
     # One hash per unit selects its permutation, its offset and, with shared masks, its shift.
     choice = _hash(keys.stream(site, _UNIT), 0, units, device)
-    lattice = _lattice(keys, draws, choice)
     if rows is None:
-        return lattice + choice.to(torch.int32)  # int32 wraps around: this is the fractional part
-    return lattice.contiguous()[:, None, :] + _hash_rows(keys.stream(site, _ROW), rows, units, device)
+        return _lattice(keys, draws, choice) + choice.to(torch.int32)  # int32 wraps around: the fractional part
+    return _row_lattice(keys, draws, rows, choice).add_(_hash_rows(keys.stream(site, _ROW), rows, units, device))
 
 
 def _independent_words(
@@ -263,11 +272,11 @@ def _numbered_words(keys: Keys, site: int, draws: range, rows: range | None, num
             [_halves(_hash_numbers(streams, streams.new_tensor([row + 1])), numbers) for row in rows], dim=1
         )
     choice = _hash_numbers(keys.stream(site, _UNIT), numbers)
-    lattice = _lattice(keys, draws, choice)
     if rows is None:
-        return lattice + choice.to(torch.int32)
+        return _lattice(keys, draws, choice) + choice.to(torch.int32)
     key = keys.stream(site, _ROW)
-    return lattice.contiguous()[:, None, :] + torch.stack([_halves(fold(key, row), numbers) for row in rows])
+    shifts = torch.stack([_halves(fold(key, row), numbers) for row in rows])
+    return _row_lattice(keys, draws, rows, choice).add_(shifts)
 
 
 def _halves(key: int | Tensor, numbers: Tensor) -> Tensor:
@@ -279,15 +288,33 @@ def _halves(key: int | Tensor, numbers: Tensor) -> Tensor:
 def _lattice(keys: Keys, draws: range, choice: Tensor) -> Tensor:
     r"""The permuted lattice $\pi_k(t)/T$ of every unit $k$ as 32-bit words, `[draw, unit]`, draws innermost."""
     table = permuted_lattices(keys.n_draws, choice.device)
-    if choice.device.type == "cpu":  # the upper quarters of each word, without arithmetic
+    windows = table.view(-1).unfold(0, len(draws), 1)
+    return windows[_places(keys, choice, table) + draws.start].t()
+
+
+def _row_lattice(keys: Keys, draws: range, rows: range, choice: Tensor) -> Tensor:
+    """The lattices of rows that each begin at a draw of their own, `[draw, row, unit]`.
+
+    Rows that began at the same one would be correlated over the draws of a seed, and more draws would not change that.
+    """
+    turns = _shift_right(_hash(keys.stream(-1, _TURN), rows.start, rows.stop, choice.device), 32)
+    positions = (torch.arange(draws.start, draws.stop, device=choice.device)[:, None] + turns) % keys.n_draws
+    if positions.numel() >= keys.n_draws:
+        return _lattice(keys, range(keys.n_draws), choice).contiguous()[positions]
+    table = permuted_lattices(keys.n_draws, choice.device)
+    return table.view(-1)[positions[..., None] + _places(keys, choice, table)]
+
+
+def _places(keys: Keys, choice: Tensor, table: Tensor) -> Tensor:
+    """Where the lattice of each unit begins in the table."""
+    if choice.device.type == "cpu":  # the upper quarters of each word, without arithmetic; the low half is the shift
         quarters = choice.numpy().view(np.uint16).reshape(-1, 4)
         permutation = torch.from_numpy(quarters[:, 2].astype(np.int64) % table.shape[0])
         start = torch.from_numpy(quarters[:, 3].astype(np.int64) % keys.n_draws)
     else:
-        high = _shift_right(choice, 32)  # the low half is the shift
-        permutation, start = (high & 0xFFFF) % table.shape[0], (high >> 16) % keys.n_draws
-    windows = table.view(-1).unfold(0, len(draws), 1)
-    return windows[permutation * table.shape[1] + start + draws.start].t()
+        permutation = (_shift_right(choice, 32) & 0xFFFF) % table.shape[0]
+        start = _shift_right(choice, 48) % keys.n_draws
+    return permutation * table.shape[1] + start
 
 
 def permuted_lattices(n_draws: int, device: torch.device) -> Tensor:

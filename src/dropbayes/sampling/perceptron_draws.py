@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.sampling.kernels import kernels_on
-from dropbayes.sampling.masks import Keys, keep_mask
+from dropbayes.sampling.masks import Keys, keep_mask, keep_scale
 from dropbayes.sampling.perceptron import Perceptron
 from dropbayes.sampling.streaming import mean_over_draws
 
@@ -78,17 +78,11 @@ class RowMasks:
     def __call__(self, h: Tensor, rows: range, block: int | None) -> Tensor:
         rows = range(rows.start, rows.start + h.shape[-2])  # including the padding of a block
         mask = _mask(self.keys, self.site, self.drop_prob, self.draws, rows, h.shape[-1], h)
-        return mask * (h * _scale(self.drop_prob))
+        return mask * (h * keep_scale(self.drop_prob))
 
 
-@dataclass(frozen=True)
-class Activation:
-    """An elementwise function."""
-
-    function: Callable[[Tensor], Tensor]
-
-    def __call__(self, h: Tensor, rows: range, block: int | None) -> Tensor:
-        return self.function(h)
+def _activation(function: Callable[[Tensor], Tensor]) -> Step:
+    return lambda h, rows, block: function(h)
 
 
 @dataclass(frozen=True)
@@ -138,16 +132,14 @@ def _mask(
     return mask.view(len(draws), -1, width)
 
 
-def _scale(drop_prob: float) -> float:
-    return 1 / (1 - drop_prob) if drop_prob < 1 else 1.0
-
-
 def perceptron_moments(
     net: Perceptron, x: Tensor, keys: Keys, draws: range, rows: range | None, integrate: bool
 ) -> tuple[Tensor, Tensor] | None:
     """The mean and variance over draws of all rows by one kernel; None if no kernel supports this perceptron."""
     kernels = kernels_on(x.device)
-    layers = None if kernels is None or x.dtype != torch.float32 else net.kernel_layers
+    # The kernel takes draws in the order of the lattice, where each row begins elsewhere: all of them, or shared masks.
+    in_order = rows is None or keys.sampler == "independent" or len(draws) == keys.n_draws
+    layers = net.kernel_layers if kernels is not None and in_order and x.dtype == torch.float32 else None
     if layers is None:
         return None
     moments: tuple[Tensor, Tensor] = kernels.perceptron_moments(
@@ -242,16 +234,17 @@ def _steps(
     while pending:
         layer = pending.pop(0)
         if isinstance(layer, nn.Dropout):
-            after = pending[0] if pending else None
+            after, drop_prob = pending[0] if pending else None, float(layer.p)
             site += 1
             if integrate and site == n_sites:
                 assert isinstance(after, nn.Linear)
-                return tuple(steps), _integrated_layer(float(layer.p), after, len(draws), is_drawn, per_row)
+                return tuple(steps), _integrated_layer(drop_prob, after, len(draws), is_drawn, per_row)
             if per_row:
-                steps.append(RowMasks(keys, draws, site - 1, float(layer.p)))
+                steps.append(RowMasks(keys, draws, site - 1, drop_prob))
             else:
-                factors = _mask(keys, site - 1, float(layer.p), draws, None, width, like)[:, 0] * _scale(float(layer.p))
-                if not is_drawn and isinstance(after, nn.Linear) and _fits(after, len(draws)):
+                factors = _mask(keys, site - 1, drop_prob, draws, None, width, like)[:, 0] * keep_scale(drop_prob)
+                folded = len(draws) * after.weight.numel() if isinstance(after, nn.Linear) else 0
+                if isinstance(after, nn.Linear) and not is_drawn and folded <= _FOLDED_ELEMENTS:
                     steps.append(_fold_masks(factors, after))
                     pending.pop(0)
                     width = after.out_features
@@ -263,12 +256,8 @@ def _steps(
             width = layer.out_features
         else:
             # The first tensors may be views of the input: only later ones are overwritten.
-            steps.append(Activation(_IN_PLACE.get(type(layer), layer) if is_drawn else layer))
+            steps.append(_activation(_IN_PLACE.get(type(layer), layer) if is_drawn else layer))
     return tuple(steps), None
-
-
-def _fits(layer: nn.Linear, n_draws: int) -> bool:
-    return layer.weight.numel() * n_draws <= _FOLDED_ELEMENTS
 
 
 def _fold_masks(factors: Tensor, layer: nn.Linear) -> Affine:

@@ -10,8 +10,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from dropbayes.sampling.kernels.all import dropout
 from dropbayes.sampling.kernels.attention import keep_bits
-from dropbayes.sampling.kernels.words import signed_threshold
-from dropbayes.sampling.masks import Keys
+from dropbayes.sampling.masks import Keys, signed_threshold
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PUBLISHED = json.loads((pathlib.Path(__file__).parents[3] / "docs" / "masks.json").read_text())

@@ -14,19 +14,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
+from dropbayes.sampling.kernels import words
 from dropbayes.sampling.kernels.launching import launch, power_of_two, tile_count
-from dropbayes.sampling.kernels.words import (
-    choice,
-    draw_stream,
-    hash_word,
-    keep_scale,
-    row_stream,
-    signed_threshold,
-    source,
-    unit_stream,
-    unit_words,
-)
-from dropbayes.sampling.masks import Keys, as_signed
+from dropbayes.sampling.masks import Keys, as_signed, keep_scale, signed_threshold
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MAX_HEAD = 256
@@ -63,9 +53,12 @@ def attention(
     n_rows = batch // (len(draws) * folded)
     q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
     lines = folded * n_heads * n_queries
+    # Rows that begin at draws of their own share the look-ups of the lattice until their bits are read.
+    turned = rows is not None and keys.sampler == "stratified" and len(draws) == keys.n_draws
     bits = keep_bits(
-        keys, site, drop_prob=drop_prob, draws=draws, rows=rows, lines=lines, length=n_keys, device=q.device
-    )
+        keys, site, drop_prob=drop_prob, draws=draws, rows=rows, lines=lines, length=n_keys, device=q.device,
+        turned=not turned,
+    )  # fmt: skip
     out = q.new_empty(batch, n_queries, n_heads, value_features).transpose(1, 2)
     is_boolean = attn_mask is not None and attn_mask.dtype == torch.bool
     added: Tensor | None = None
@@ -87,10 +80,10 @@ def attention(
         launch(
             _attention, tile_count(n_queries, block_queries) * n_heads * batch, (*sizes, *counts),
             (q, k, v, out, bits, added), q, k, v, out, bits, added, *sizes, scale * math.log2(math.e),
-            keep_scale(drop_prob), *counts,
+            keep_scale(drop_prob), *words.source(keys, q.device)[1:3], rows.start if rows else 0, *counts,
             constants=(
                 features, max(16, power_of_two(features)), value_features, max(16, power_of_two(value_features)),
-                block_queries, block_keys, whole, rows is not None, is_causal, is_boolean,
+                block_queries, block_keys, whole, rows is not None, turned, is_causal, is_boolean,
                 precision if q.dtype == torch.float32 else None,
             ),
             num_warps=warps, num_stages=stages,
@@ -122,10 +115,12 @@ def keep_bits(
     lines: int,
     length: int,
     device: torch.device,
+    turned: bool = True,
 ) -> Tensor:
     """The masks `[line, length]` of a site as bits: bit d of `[g, row, line, unit]` says whether draw 8 g + d keeps it.
 
-    Without `rows` there is one row. Lines are padded to a multiple of 16 units.
+    Without `rows` there is one row. Lines are padded to a multiple of 16 units. Unless `turned`, draws are counted from
+    the one at which a row begins.
     """
     if lines * length >= 2**31:
         raise ValueError(
@@ -137,9 +132,9 @@ def keep_bits(
     tile_rows = min(_TILE_ROWS, power_of_two(n_rows))
     launch(
         _keep_bits, (tile_count(lines * padded, _TILE_UNITS), tile_count(n_rows, tile_rows)), (padded,), (bits,),
-        bits, *source(keys, device), as_signed(site), signed_threshold(drop_prob),
+        bits, *words.source(keys, device), as_signed(site), signed_threshold(drop_prob),
         draws.start, len(draws), rows.start if rows else 0, n_rows, lines, length, padded,
-        constants=(keys.sampler == "stratified", rows is not None, length % 2 == 0, tile_rows, _TILE_UNITS),
+        constants=(keys.sampler == "stratified", rows is not None, turned, length % 2 == 0, tile_rows, _TILE_UNITS),
     )  # fmt: skip
     return bits
 
@@ -150,7 +145,8 @@ def _keep_bits(
     bits_at, lattices_at, key: tl.int64, n_draws: tl.int32, n_permutations: tl.int32, site: tl.int64,
     threshold: tl.int32, first_draw: tl.int32, n_drawn: tl.int32, first_row: tl.int64, n_rows: tl.int32,
     lines: tl.int32, length: tl.int32, padded,
-    STRATIFIED: tl.constexpr, OWN_ROWS: tl.constexpr, PAIRED: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
+    STRATIFIED: tl.constexpr, OWN_ROWS: tl.constexpr, TURNED: tl.constexpr, PAIRED: tl.constexpr, ROWS: tl.constexpr,
+    UNITS: tl.constexpr,
 ):  # fmt: skip
     element = tl.program_id(0) * UNITS + tl.arange(0, UNITS)
     unit = element // padded * length + element % padded  # the padding repeats units of the next line, unread
@@ -160,12 +156,13 @@ def _keep_bits(
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     own_row = (first_row + row if OWN_ROWS else row * 0)[:, None]
     if STRATIFIED:
-        place, shift = choice(unit_stream(key, site), unit, n_draws, n_permutations)
-        shift = shift[None, :]
+        place, shift = words.choice(words.unit_stream(key, site), unit, n_draws, n_permutations)
+        place, shift = place[None, :], shift[None, :]
         if OWN_ROWS:
-            shift = unit_words(row_stream(key, site), own_row, unit, pair, n_units, PAIRED)
+            shift = words.unit_words(words.row_stream(key, site), own_row, unit, pair, n_units, PAIRED)
+            begin = words.turn(key, own_row, n_draws)
     else:
-        draw_key = draw_stream(key, site)
+        draw_key = words.draw_stream(key, site)
     is_inside = (row < n_rows)[:, None] & (element < lines * padded)[None, :]
     size = (lines * padded).to(tl.int64)
     at = bits_at + row[:, None] * size + element[None, :]
@@ -174,29 +171,33 @@ def _keep_bits(
         for bit in tl.static_range(8):
             draw = first_draw + tl.minimum(group * 8 + bit, n_drawn - 1)
             if STRATIFIED:
-                word = tl.load(lattices_at + place + draw)[None, :] + shift
+                point = (draw + begin) % n_draws if OWN_ROWS and TURNED else draw
+                word = tl.load(lattices_at + place + point) + shift
             else:
-                word = unit_words(hash_word(draw_key, draw), own_row, unit, pair, n_units, PAIRED)
+                word = words.unit_words(words.hash_word(draw_key, draw), own_row, unit, pair, n_units, PAIRED)
             byte |= tl.where(word >= threshold, 1 << bit, 0)
         tl.store(at, byte.to(tl.uint8), mask=is_inside)
         at += n_rows * size
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["prediction_key", "n_draws", "first_row"])
 def _attention(
     q_at, k_at, v_at, out_at, bits_at, added_at,
     q_batch, q_head, q_step, k_batch, k_head, k_step, v_batch, v_head, v_step, out_batch, out_head, out_step,
     added_batch, added_head, added_query, added_key, score_scale, keep_scale,
+    prediction_key: tl.int64, n_draws: tl.int32, first_row: tl.int64,
     n_heads, heads_per_key, folded, n_rows, lines, padded, n_queries, n_keys,
     FEATURES: tl.constexpr, PADDED: tl.constexpr, VALUE_FEATURES: tl.constexpr, VALUE_PADDED: tl.constexpr,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr, WHOLE: tl.constexpr, OWN_ROWS: tl.constexpr, CAUSAL: tl.constexpr,
-    BOOLEAN: tl.constexpr, PRECISION: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, WHOLE: tl.constexpr, OWN_ROWS: tl.constexpr, TURNED: tl.constexpr,
+    CAUSAL: tl.constexpr, BOOLEAN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     query_blocks = tl.cdiv(n_queries, QUERIES)
     query_block, program = tl.program_id(0) % query_blocks, tl.program_id(0) // query_blocks
     entry, head = (program // n_heads).to(tl.int64), program % n_heads
     pair = entry // folded
     draw, line = pair // n_rows, (entry % folded) * n_heads + head
+    if TURNED:
+        draw = (draw + words.turn(prediction_key, first_row + pair % n_rows, n_draws)) % n_draws
     block = (draw // 8) * n_rows + pair % n_rows if OWN_ROWS else draw // 8
     bit = (draw % 8).to(tl.int32)
 

@@ -9,23 +9,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dropbayes.sampling.kernels import words
 from dropbayes.sampling.kernels.launching import launch, power_of_two, tile_count
-from dropbayes.sampling.kernels.words import (
-    choice,
-    draw_stream,
-    hash_word,
-    keep_scale,
-    row_stream,
-    signed_threshold,
-    source,
-    unit_stream,
-    unit_words,
-)
-from dropbayes.sampling.masks import Keys, as_signed
+from dropbayes.sampling.masks import Keys, as_signed, keep_scale, signed_threshold
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _TILE_BYTES = 8192  # four 16-byte accesses of each of 128 threads
-_MAX_TILE = 1024  # columns; the rows of a tile share the look-ups of the lattice
+_MAX_TILE = 1024  # columns; the rows of a tile share look-ups of the lattice
 _MAX_PROGRAMS = 4096  # enough to fill a large GPU: beyond, draws share a program
 
 
@@ -84,13 +74,18 @@ def _launch(
     tile_columns = min(_MAX_TILE, power_of_two(inner))
     tile_rows = max(1, min(_TILE_BYTES // out.element_size() // tile_columns, power_of_two(n_rows)))
     tiles = outer * tile_count(n_rows, tile_rows) * tile_count(inner, tile_columns)
-    chunk = draws_per_program(n_drawn, tiles)
-    constants = (keys.sampler == "stratified", rows is not None, drawn, inner % 2 == 0, tile_rows, tile_columns)
+    stratified, own_rows = keys.sampler == "stratified", rows is not None
+    # Rows that begin at draws of their own share the look-ups of the lattice where they pass all of it.
+    sweeps = stratified and own_rows and n_drawn * tile_rows >= keys.n_draws
+    steps = keys.n_draws if sweeps else n_drawn
+    chunk = draws_per_program(steps, tiles)
+    constants = (stratified, own_rows, sweeps, drawn, inner % 2 == 0, tile_rows, tile_columns)
     launch(
-        _dropout, tiles * tile_count(n_drawn, chunk), (inner,), (x, out),
-        x, out, *source(keys, out.device), as_signed(site), signed_threshold(drop_prob),
+        _dropout, tiles * tile_count(steps, chunk), (inner,), (x, out),
+        x, out, *words.source(keys, out.device), as_signed(site), signed_threshold(drop_prob),
         struct.unpack("q", struct.pack("d", keep_scale(drop_prob)))[0],
-        draws.start, n_drawn, chunk, rows.start if rows else 0, n_rows, outer * inner, inner, constants=constants,
+        draws.start, n_drawn, steps, chunk, rows.start if rows else 0, n_rows, outer * inner, inner,
+        constants=constants,
     )  # fmt: skip
 
 
@@ -100,16 +95,16 @@ def draws_per_program(n_drawn: int, tiles: int) -> int:
 
 
 @triton.jit(do_not_specialize=["key", "n_draws", "n_permutations", "site", "threshold", "scale", "first_draw",
-                               "n_drawn", "chunk", "first_row", "n_rows", "n_units"])  # fmt: skip
+                               "n_drawn", "steps", "chunk", "first_row", "n_rows", "n_units"])  # fmt: skip
 def _dropout(
     x_at, out_at, lattices_at, key: tl.int64, n_draws: tl.int32, n_permutations: tl.int32, site: tl.int64,
-    threshold: tl.int32, scale: tl.int64, first_draw: tl.int32, n_drawn: tl.int32, chunk: tl.int32,
+    threshold: tl.int32, scale: tl.int64, first_draw: tl.int32, n_drawn: tl.int32, steps: tl.int32, chunk: tl.int32,
     first_row: tl.int64, n_rows: tl.int32, n_units: tl.int32, inner,
-    STRATIFIED: tl.constexpr, OWN_ROWS: tl.constexpr, DRAWN: tl.constexpr, PAIRED: tl.constexpr,
+    STRATIFIED: tl.constexpr, OWN_ROWS: tl.constexpr, SWEEPS: tl.constexpr, DRAWN: tl.constexpr, PAIRED: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
-    column_tiles, row_tiles, chunks = tl.cdiv(inner, COLUMNS), tl.cdiv(n_rows, ROWS), tl.cdiv(n_drawn, chunk)
+    column_tiles, row_tiles, chunks = tl.cdiv(inner, COLUMNS), tl.cdiv(n_rows, ROWS), tl.cdiv(steps, chunk)
     column_tile = program % column_tiles
     column = column_tile * COLUMNS + tl.arange(0, COLUMNS)
     program = program // column_tiles
@@ -122,12 +117,13 @@ def _dropout(
     is_inside = (row < n_rows)[:, None] & (column < inner)[None, :]
     own_row = (first_row + row if OWN_ROWS else row * 0)[:, None]
     if STRATIFIED:
-        place, shift = choice(unit_stream(key, site), unit, n_draws, n_permutations)
+        place, shift = words.choice(words.unit_stream(key, site), unit, n_draws, n_permutations)
         place, shift = place[None, :], shift[None, :]
         if OWN_ROWS:
-            shift = unit_words(row_stream(key, site), own_row, unit, pair, n_units, PAIRED)
+            shift = words.unit_words(words.row_stream(key, site), own_row, unit, pair, n_units, PAIRED)
+            begin = words.turn(key, own_row, n_draws)
     else:
-        draw_key = draw_stream(key, site)
+        draw_key = words.draw_stream(key, site)
     DTYPE: tl.constexpr = out_at.dtype.element_ty
     WIDE: tl.constexpr = tl.float64 if tl.float64 == DTYPE else tl.float32
     factor = scale.to(tl.int64).to(tl.float64, bitcast=True).to(WIDE).to(DTYPE).to(WIDE)
@@ -135,18 +131,23 @@ def _dropout(
     within = row[:, None].to(tl.int64) * inner + column[None, :]
     if x_at is not None and not DRAWN:
         x = tl.load(x_at + outside * block + within, mask=is_inside, other=0.0)
-    for t in range(first, tl.minimum(first + chunk, n_drawn)):
+    for step in range(first, tl.minimum(first + chunk, steps)):
+        if SWEEPS:  # each row writes the draw that it has at this point of the lattice, if it is asked for
+            t, point = (step + n_draws - begin) % n_draws - first_draw, step
+            is_written = is_inside & (t >= 0) & (t < n_drawn)
+        else:
+            t, is_written = step, is_inside
+            point = (first_draw + t + begin) % n_draws if STRATIFIED and OWN_ROWS else first_draw + t
         at = (outside.to(tl.int64) * n_drawn + t) * block + within
         if DRAWN:
-            x = tl.load(x_at + at, mask=is_inside, other=0.0)
+            x = tl.load(x_at + at, mask=is_written, other=0.0)
         if STRATIFIED:
-            # Shared by the tile's rows; beyond the last column the value is unused.
-            word = tl.load(lattices_at + place + (first_draw + t)) + shift
+            word = tl.load(lattices_at + place + point) + shift  # beyond the last column the value is unused
         else:
-            word = unit_words(hash_word(draw_key, first_draw + t), own_row, unit, pair, n_units, PAIRED)
+            word = words.unit_words(words.hash_word(draw_key, first_draw + t), own_row, unit, pair, n_units, PAIRED)
         if x_at is None:
             odd = (word.to(tl.int64) + 0x80000000) * 2 + 1
             result = (odd.to(tl.float64) * 1.1641532182693481e-10).to(DTYPE)  # 2⁻³³
         else:
             result = (x.to(WIDE) * tl.where(word >= threshold, factor, 0.0)).to(DTYPE)
-        tl.store(out_at + at, result, mask=is_inside)
+        tl.store(out_at + at, result, mask=is_written)

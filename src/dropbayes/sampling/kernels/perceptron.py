@@ -21,14 +21,12 @@ from dropbayes.sampling.kernels.words import (
     choice,
     draw_stream,
     hash_word,
-    keep_scale,
     paired_words,
     row_stream,
-    signed_threshold,
     source,
     unit_stream,
 )
-from dropbayes.sampling.masks import Keys
+from dropbayes.sampling.masks import Keys, keep_scale, signed_threshold
 
 WIDEST, MAX_HIDDEN = 128, 3
 _MAX_WEIGHTS = 10_240  # padded, of all hidden layers: more do not fit into registers and shared memory

@@ -5,8 +5,6 @@ Words are signed here, as torch stores them: w - 2³¹ for the page's word w, co
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -15,32 +13,13 @@ from torch import Tensor
 from dropbayes.sampling.masks import Keys, as_signed, fold, permuted_lattices
 
 
-class Source(NamedTuple):
-    """The keys as a kernel's arguments, in order."""
-
-    lattices: Tensor | None
-    key: int
-    n_draws: int
-    n_permutations: int
-
-
-def source(keys: Keys, device: torch.device) -> Source:
-    """The permuted lattices (for the stratified sampler), the key of the prediction, and the sizes of the lattices."""
+def source(keys: Keys, device: torch.device) -> tuple[Tensor | None, int, int, int]:
+    """A kernel's arguments: the lattices (of the stratified sampler), the key, the numbers of draws and of lattices."""
     key = as_signed(fold(keys.seed % 2**64, keys.replicate))
     if keys.sampler == "independent":
-        return Source(None, key, keys.n_draws, 1)
+        return None, key, keys.n_draws, 1
     lattices = permuted_lattices(keys.n_draws, device)
-    return Source(lattices, key, keys.n_draws, lattices.shape[0])
-
-
-def signed_threshold(drop_prob: float) -> int:
-    """The least signed word that is kept."""
-    return min(round(drop_prob * 2**32), 2**32 - 1) - 2**31
-
-
-def keep_scale(drop_prob: float) -> float:
-    """The factor of a kept element."""
-    return 1 / (1 - drop_prob) if drop_prob < 1 else 1.0
+    return lattices, key, keys.n_draws, lattices.shape[0]
 
 
 @triton.jit
@@ -55,7 +34,7 @@ def hash_word(key, n):
     return mix(key + n.to(tl.uint64) * 0x9E3779B97F4A7C15)
 
 
-# The purposes 1, 2 and 3 and SplitMix64's constants are written out: a launch compares every global a kernel reads.
+# The purposes 1 to 4 and SplitMix64's constants are written out: a launch compares every global a kernel reads.
 
 
 @triton.jit
@@ -76,6 +55,13 @@ def row_stream(key, site):
 @triton.jit
 def draw_stream(key, site):
     return mix(site_key(key, site) + (4 * 0x9E3779B97F4A7C15) % 0x10000000000000000)
+
+
+@triton.jit
+def turn(key, row, n_draws):
+    """The draw at which a row with masks of its own begins."""
+    turn_stream = mix(site_key(key, row * 0 - 1) + (5 * 0x9E3779B97F4A7C15) % 0x10000000000000000)
+    return ((hash_word(turn_stream, row) >> 32).to(tl.uint32) % n_draws.to(tl.uint32)).to(tl.int32)
 
 
 @triton.jit

@@ -15,6 +15,7 @@
 const UNIT = 1;
 const ROW = 2;
 const DRAW = 3;
+const TURN = 4;
 const TABLE_ENTRIES = 2 ** 20;
 const MOST_PERMUTATIONS = 256;
 /** The key of the permutations, 0x6D61736B73. */
@@ -141,6 +142,14 @@ function unitLattice(high, nDraws) {
 }
 
 /**
+ * Step 5: the draw at which a row with masks of its own begins.
+ * @param {Keys} keys @param {number} row
+ */
+function turn(keys, row) {
+  return hashWord(stream(keys, -1, TURN), row).high % keys.nDraws;
+}
+
+/**
  * Steps 4 and 5: the words of one mask.
  * @param {Keys} keys @param {number} site @param {number} draw
  * @param {number | null} row null where all rows share the mask
@@ -155,10 +164,11 @@ export function words(keys, site, draw, row, units) {
   }
   const key = stream(keys, site, UNIT);
   if (row !== null) fillHalves(stream(keys, site, ROW), row, result, 0);
+  const turned = draw + (row === null ? 0 : turn(keys, row));
   for (let unit = 0; unit < units; unit += 1) {
     const { high, low } = hashWord(key, unit);
     const { lattice, start } = unitLattice(high, keys.nDraws);
-    result[unit] = lattice[(start + draw) % keys.nDraws] + (row === null ? low : result[unit]);
+    result[unit] = lattice[(start + turned) % keys.nDraws] + (row === null ? low : result[unit]);
   }
   return result;
 }
