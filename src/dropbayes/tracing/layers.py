@@ -59,9 +59,12 @@ def _multi_head_attention(mode: RandomMode, func: Operation, *args: Any, **kwarg
 def _recurrent(mode: RandomMode, func: Operation, *args: Any) -> PyTree:
     # Packed sequences: (data, batch_sizes, hx, weights, ...); padded ones: (input, hx, weights, ...).
     packed = isinstance(args[3], (list, tuple))
-    drop_prob, training = args[6:8] if packed else args[5:7]
+    at = 6 if packed else 5
+    drop_prob, training = args[at : at + 2]
     if drop_prob == 0 or mode.source.is_off(training):
-        return func(*args) if not _is_mapped(args) else recurrence(func, args, lambda output, _: output)
+        if _is_mapped(args):
+            return recurrence(func, args, lambda output, _: output)
+        return func(*args[:at], 0.0, torch.is_grad_enabled(), *args[at + 2 :])  # cuDNN's derivatives need training
 
     def between(output: Tensor, drop_prob: float) -> Tensor:
         if not packed:

@@ -16,6 +16,8 @@ from dropbayes.tracing.operations import Arguments, is_batched
 def recurrence(func: Callable[..., Any], args: Arguments, between: Callable[[Tensor, float], Tensor]) -> PyTree:
     """The result of `torch.lstm`, `gru` or `rnn_*` called with `args`, with `between` applied between its layers.
 
+    Where derivatives are taken the layers run in training, without dropout of their own: cuDNN has no others.
+
     Args:
         func: The fused function, as `nn.LSTM` and its like call it.
         args: Its arguments, in the form for padded or for packed sequences.
@@ -37,7 +39,8 @@ def recurrence(func: Callable[..., Any], args: Arguments, between: Callable[[Ten
         flags = (func, has_biases, bidirectional, batch_first, len(layer_states))
         if packed:
             initial = layer_states if len(layer_states) > 1 else layer_states[0]
-            result = func(input, batch_sizes, initial, layer_weights, has_biases, 1, 0.0, False, bidirectional)
+            settings = (has_biases, 1, 0.0, torch.is_grad_enabled(), bidirectional)
+            result = func(input, batch_sizes, initial, layer_weights, *settings)
         elif any(map(is_batched, (input, *layer_states, *layer_weights))):
             result = _Layer.apply(flags, input, *layer_states, *layer_weights)
         else:  # torch's own layer, which has derivatives of any order
@@ -60,7 +63,8 @@ class _Layer(torch.autograd.Function):
         hx = states if n_states > 1 else states[0]
         with warnings.catch_warnings():  # cuDNN's buffer holds all layers, and one runs here
             warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
-            result: tuple[Tensor, ...] = func(input, hx, weights, has_biases, 1, 0.0, False, bidirectional, batch_first)
+            settings = (has_biases, 1, 0.0, torch.is_grad_enabled(), bidirectional, batch_first)
+            result: tuple[Tensor, ...] = func(input, hx, weights, *settings)
         return result
 
     @staticmethod
