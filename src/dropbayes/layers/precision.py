@@ -98,10 +98,6 @@ class Prior:
         applies_to: `"active"` or `"stored"`, see above.
         bias_distribution: The density $p(b)$ of every bias in place of a Gaussian one, on the whole line, such as
             `torch.distributions.Laplace(0.0, 1.0)`. It is no weight decay: it needs the objective itself.
-
-    Example:
-        >>> Prior(length_scale=0.01, bias_length_scale=0.0).bias_length_scale
-        0.0
     """
 
     length_scale: float | Tensor = 1.0

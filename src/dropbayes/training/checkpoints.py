@@ -82,7 +82,10 @@ def load(
     """
     if not pathlib.Path(path).exists():
         return Run(History(), start=fingerprint_of(net.state_dict()))
-    name = os.fspath(path)
+
+    def refusal(reason: str, remedy: str = "or name another file") -> ValueError:
+        return ValueError(f"`checkpoint` {os.fspath(path)!r} {reason}. Delete it to start anew, {remedy}.")
+
     try:
         contents, start = pathlib.Path(path).read_bytes(), len(_MAGIC) + hashlib.sha256().digest_size
         payload = contents[start:]
@@ -92,25 +95,17 @@ def load(
         run = Run(**{**saved["run"], "history": History(**saved["run"]["history"])})
         belongs, weights, state = saved["fingerprint"] == fingerprint, saved["net"], saved["optimizer"]
     except Exception:  # a file that cannot be read, or a valid digest over other contents
-        raise ValueError(
-            f"`checkpoint` {name!r} is damaged, or was not written by this version of dropbayes. Delete it to start "
-            "anew, or name another file."
-        ) from None
+        raise refusal("is damaged, or was not written by this version of dropbayes") from None
     if not belongs:
-        raise ValueError(
-            f"`checkpoint` {name!r} belongs to another run (other network, data, optimiser, seed or settings). Delete "
-            "it to start anew, or name another file."
-        )
+        raise refusal("belongs to another run (other network, data, optimiser, seed or settings)")
     # The network of a killed run has its first weights again, that of a finished one its last or best.
     if fingerprint_of(net.state_dict()) not in {run.start, fingerprint_of(weights), fingerprint_of(run.best)}:
-        raise ValueError(
-            f"`checkpoint` {name!r} belongs to a run from other initial weights. Delete it to start anew, name another "
-            "file, or initialise the network with the seed it had."
-        )
+        remedy = "name another file, or initialise the network with the seed it had"
+        raise refusal("belongs to a run from other initial weights", remedy)
     if len(run.history.loss) > epochs:
         raise ValueError(
-            f"`epochs` must be at least the {len(run.history.loss)} that `checkpoint` {name!r} has; got {epochs}. "
-            "Delete it to start anew, or name another file."
+            f"`epochs` must be at least the {len(run.history.loss)} that `checkpoint` {os.fspath(path)!r} has; got "
+            f"{epochs}. Delete it to start anew, or name another file."
         )
     optimizer.load_state_dict(state)
     net.load_state_dict(weights)

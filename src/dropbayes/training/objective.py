@@ -34,10 +34,6 @@ class Objective:
             evidence lower bound. See `negative_elbo`.
         learn_precision: Whether the τ of a `Gaussian`, one or one for each output, is trained with the network,
             starting from its value. The τ of the returned weights is `history.precision[history.best_epoch - 1]`.
-
-    Example:
-        >>> Objective(alpha=0.5).learn_precision
-        False
     """
 
     alpha: float = 0.0

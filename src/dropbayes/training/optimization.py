@@ -46,10 +46,6 @@ class Optimization:
         learning_rate: The base learning rate of "adam" and "sgd".
         momentum: The momentum of "sgd".
         schedule: The factor on the base rate at each iteration, such as `InverseDecay(gamma=1e-4, power=0.25)`.
-
-    Example:
-        >>> Optimization("sgd", learning_rate=0.1).momentum
-        0.9
     """
 
     optimizer: Literal["adam", "sgd"] | torch.optim.Optimizer = "adam"
@@ -218,10 +214,6 @@ class EarlyStopping:
 
     That of the `held_out` rows `(x, y)`, or a DataLoader of pairs, from `n_draws` of each; None for no early stopping.
     The network is restored to its best epoch.
-
-    Example:
-        >>> EarlyStopping(patience=20).n_draws
-        32
     """
 
     held_out: Any = None
