@@ -165,10 +165,9 @@ class ExactProcess(Process):
         return _array(x)
 
     def mean(self, x: Tensor) -> Tensor:
-        mean = torch.as_tensor(self.regressor.predict(self._inputs(x)))
-        if self.regressor.y_train_.ndim == 2:
-            mean = mean.reshape(len(x), -1)  # scikit-learn drops the axis of a single output
-        return (mean + torch.as_tensor(self.output_bias)).to(x)
+        # scikit-learn drops the axis of a single output.
+        mean = self.regressor.predict(self._inputs(x)).reshape(len(x), *self.regressor.y_train_.shape[1:])
+        return (torch.as_tensor(mean) + torch.as_tensor(self.output_bias)).to(x)
 
     def covariance(self, x: Tensor) -> Tensor:
         covariance = torch.as_tensor(self.regressor.predict(self._inputs(x), return_cov=True)[1])
@@ -182,10 +181,9 @@ class ExactProcess(Process):
         return (std[..., 0] if std.dim() == 2 else std).square().to(x)
 
     def draws(self, x: Tensor, *, n_draws: int, seed: int = 0) -> Tensor:
-        samples = torch.as_tensor(self.regressor.sample_y(self._inputs(x), n_samples=n_draws, random_state=seed))
-        if self.regressor.y_train_.ndim == 2:
-            samples = samples.reshape(len(x), -1, n_draws)
-        return (samples.movedim(-1, 0) + torch.as_tensor(self.output_bias)).to(x)
+        samples = self.regressor.sample_y(self._inputs(x), n_samples=n_draws, random_state=seed)
+        samples = samples.reshape(len(x), *self.regressor.y_train_.shape[1:], n_draws)
+        return (torch.as_tensor(samples).movedim(-1, 0) + torch.as_tensor(self.output_bias)).to(x)
 
     @property
     def log_marginal_likelihood(self) -> float:

@@ -163,16 +163,12 @@ def _validate(x: Any, y: Any, name: str, dtype: torch.dtype) -> tuple[Inputs, Te
 
 def _as_tensors(x: Any, name: str, dtype: torch.dtype) -> Any:
     """The same structure with arrays as tensors: floating ones in the network's dtype."""
-    match x:
-        case Tensor():
-            return x
-        case Mapping():
-            return {key: _as_tensors(value, name, dtype) for key, value in x.items()}
-        case tuple():
-            return tuple(_as_tensors(value, name, dtype) for value in x)
-        case list() if any(isinstance(value, (Tensor, np.ndarray)) for value in x):  # arguments, not numbers
-            return _as_tensors(tuple(x), name, dtype)
-        case _ if type(x) is not list and not hasattr(x, "__array__"):
-            return x  # a flag or a number among the arguments
+    if isinstance(x, Mapping):
+        return {key: _as_tensors(value, name, dtype) for key, value in x.items()}
+    are_arguments = isinstance(x, list) and any(isinstance(value, (Tensor, np.ndarray)) for value in x)  # not numbers
+    if isinstance(x, tuple) or are_arguments:
+        return tuple(_as_tensors(value, name, dtype) for value in x)
+    if isinstance(x, Tensor) or not (type(x) is list or hasattr(x, "__array__")):
+        return x  # a flag or a number among the arguments
     tensor = to_tensor(x, name=name)
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
