@@ -26,7 +26,7 @@ from dropbayes.runtime.validation import (
     finite_tensor,
     row_weights,
 )
-from dropbayes.scores.averages import weighted_mean
+from dropbayes.scores.averages import cumulative_weights, weighted_mean
 
 
 def std_scale(mean: Array, std: Array | float, y: Array, *, sample_weight: Array | None = None) -> Tensor:
@@ -71,12 +71,11 @@ def isotonic_recalibration(pit: Array, *, sample_weight: Array | None = None) ->
         >>> recalibration.claimed(torch.tensor([0.25, 0.5, 0.75]))
         tensor([0.4000, 0.5000, 0.6000])
     """
-    values = transforms(pit).detach().flatten()
-    weight = row_weights(sample_weight, len(values), like=values)
-    levels, group = values.double().unique(return_inverse=True)
-    ties = torch.zeros_like(levels).index_add(0, group, weight)
-    rank = (ties.cumsum(0) - (ties - 1) / 2) / (ties.sum() + 1)
-    inside = (levels > 0) & (levels < 1) & (ties > 0)
+    values = transforms(pit).detach().flatten().double()
+    levels = values.unique()
+    below, up_to, total = cumulative_weights(values, row_weights(sample_weight, len(values), like=values), levels)
+    rank = 0.5 * (below + up_to + 1) / (total + 1)  # of ties, the middle one
+    inside = (levels > 0) & (levels < 1) & (up_to > below)
     if not bool(inside.any()):
         raise ValueError(
             "`pit` must have values strictly between 0 and 1; all are 0 or 1: every target lies outside the claims. "

@@ -28,7 +28,7 @@ from dropbayes.runtime.validation import (
     row_values,
     row_weights,
 )
-from dropbayes.scores.averages import weighted_quantile
+from dropbayes.scores.averages import cumulative_weights, weighted_quantile
 
 __all__ = [
     "CascadeFrontier",
@@ -242,20 +242,16 @@ def cascade_frontier(
     for name, cost in (("cheap_cost", cheap_cost), ("costly_cost", costly_cost)):
         check_positive(name, cost, allow_zero=True)
     weight = row_weights(sample_weight, len(scores), like=scores)
-    levels, group = scores.unique(return_inverse=True)
-    nothing = torch.zeros(1, dtype=torch.float64)
+    levels = scores.unique()
+    start = torch.zeros(1, dtype=torch.float64)  # of escalating everything
 
-    def sums_up_to_level(values: Tensor) -> Tensor:
-        sums = torch.zeros(len(levels), dtype=torch.float64).index_add(0, group, weight * values)
-        return torch.cat([nothing, sums.cumsum(0)])
+    def kept_sums(values: Tensor) -> Tensor:
+        return torch.cat([start, cumulative_weights(scores, weight * values, levels)[1]])
 
-    total = weight.sum()
-    loss = (sums_up_to_level(cheap) + (weight * costly).sum() - sums_up_to_level(costly)) / total
-    escalated = 1 - sums_up_to_level(torch.ones_like(cheap)) / total
-    threshold = torch.cat([nothing - math.inf, levels])
-    return CascadeFrontier(
-        threshold.flip(0), escalated.flip(0), (cheap_cost + escalated * costly_cost).flip(0), loss.flip(0)
-    )
+    loss = (kept_sums(cheap) + (weight * costly).sum() - kept_sums(costly)) / weight.sum()
+    escalated = 1 - kept_sums(torch.ones_like(cheap)) / weight.sum()
+    points = (torch.cat([start - math.inf, levels]), escalated, cheap_cost + escalated * costly_cost, loss)
+    return CascadeFrontier(*(values.flip(0) for values in points))
 
 
 def cascade(

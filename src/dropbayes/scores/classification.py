@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dropbayes.runtime.validation import Array, check_count, class_labels, class_probabilities, row_weights
-from dropbayes.scores.averages import weighted_mean
+from dropbayes.scores.averages import cumulative_weights, weighted_mean
 
 
 def probabilities_and_labels(probabilities: Array, labels: Array) -> tuple[Tensor, Tensor]:
@@ -78,10 +78,10 @@ def expected_calibration_error(
     return _calibration_gap(confidence, correct, equal_bins(confidence, n_bins), sample_weight)
 
 
-def equal_bins(confidence: Tensor, n_bins: int) -> Tensor:
-    """The bin of each confidence, of `n_bins` of equal width."""
+def equal_bins(shares: Tensor, n_bins: int) -> Tensor:
+    """The bin of each number from 0 to 1, of `n_bins` of equal width."""
     check_count("n_bins", n_bins)
-    return (confidence * n_bins).long().clamp_max(n_bins - 1)
+    return (shares * n_bins).long().clamp_max(n_bins - 1)
 
 
 def adaptive_calibration_error(
@@ -96,14 +96,11 @@ def adaptive_calibration_error(
         >>> adaptive_calibration_error(torch.tensor([[0.2, 0.8], [0.3, 0.7]]), torch.tensor([1, 0]), n_bins=2)
         tensor(0.4500)
     """
-    check_count("n_bins", n_bins)
     confidence, correct = confidence_and_correctness(probabilities, labels)
     weight = row_weights(sample_weight, len(confidence), like=confidence)
-    levels, group = confidence.unique(return_inverse=True)
-    mass = weight.new_zeros(len(levels)).index_add(0, group, weight)
-    middle = mass.cumsum(0) - mass / 2  # the mean rank of a group of equal confidences
-    bins = (middle / mass.sum() * n_bins).long().clamp_max(n_bins - 1)
-    return _calibration_gap(confidence, correct, bins[group], sample_weight)
+    below, up_to, total = cumulative_weights(confidence, weight, confidence)
+    mean_rank = (below + up_to) / 2  # of rows of equal confidence
+    return _calibration_gap(confidence, correct, equal_bins(mean_rank / total, n_bins), sample_weight)
 
 
 def _calibration_gap(confidence: Tensor, correct: Tensor, bins: Tensor, sample_weight: Array | None) -> Tensor:
