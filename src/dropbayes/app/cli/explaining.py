@@ -48,16 +48,18 @@ def explain(
         about = facts(fitted)
         print_result({"model": str(fitted.path), **about}, _lines(fitted, about), as_json=as_json)
         return
-    from dropbayes.app.cli.rows import read_rows
+    from dropbayes.app.cli.rows import joined_rows, windows
+    from dropbayes.app.tables import open_table
 
     def read(table: str, title: str) -> Rows:
-        return read_rows(fitted, table, delimiter=delimiter, encoding=encoding, allow_new=allow_new, title=title)
+        with open_table(table, delimiter=delimiter, encoding=encoding) as source:
+            return joined_rows(windows(fitted, source, allow_new=allow_new, title=title))
 
-    typical = None if background is None else read(background, "background").x
+    typical = None if background is None else read(background, "background").encoded.x
     given = read(data, "read")
-    found = reasons(fitted, given.x, typical, n_rows=rows)
+    found = reasons(fitted, given.encoded.x, typical, n_rows=rows)
     for one in found:
-        one["place"] = given.source.place(one["row"])
+        one["place"] = given.place(one["row"])
         for name, part in one["columns"].items():
             part["value"] = str(given.table[name][one["row"]].as_py())
     result = {"model": str(fitted.path), "target": fitted.schema.target, "rows": found}

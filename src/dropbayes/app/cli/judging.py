@@ -34,15 +34,20 @@ def evaluate(
 
     Beside each score: its standard error, and the score of a prediction that is the same for every row.
     """
-    from dropbayes.app.cli.rows import note_training_rows, read_rows, scores_of
-    from dropbayes.app.models.fields import outcome_columns
+    from dropbayes.app.cli.rows import judged_windows, note_training_rows, scores_of
+    from dropbayes.app.models.fields import Judged, outcome_columns
 
     fitted = app.load(model).with_draws(n_draws=n_draws, seed=seed)
-    rows = read_rows(fitted, data, delimiter=delimiter, encoding=encoding, allow_new=allow_new, with_target=True)
-    y, label, n_rows = rows.y, rows.source.label, len(rows.x)
-    if fitted.schema.task == "classification":
-        y = fitted.ensemble.classes_.searchsorted(y)
-    _, columns = outcome_columns(fitted.ensemble, rows.x, y, rows.place)
+    regression, label = fitted.schema.task == "regression", data
+
+    def parts() -> Iterator[Judged]:
+        nonlocal label
+        for rows in judged_windows(fitted, data, delimiter=delimiter, encoding=encoding, allow_new=allow_new):
+            y, label = rows.y if regression else fitted.ensemble.classes_.searchsorted(rows.y), rows.source.label
+            yield rows.encoded.x, y, rows.place
+
+    _, columns = outcome_columns(fitted.ensemble, parts())
+    n_rows = len(columns["epistemic"])
     note_training_rows(fitted, data)
     n_draws = int(fitted.ensemble.n_draws) * len(fitted.ensemble.population_)
     scores, constant = scores_of(columns)
@@ -62,7 +67,7 @@ def evaluate(
             for name, one in scores.items()
         ]
         yield table("", ["score", "value", "±", "constant", "meaning"], cells, numbers=(1, 2, 3))
-        what = "mean and standard deviation" if fitted.schema.task == "regression" else "class shares"
+        what = "mean and standard deviation" if regression else "class shares"
         yield f"\n± one standard error; constant: the {what} of these very outcomes, predicted for every row"
 
     found = {"model": str(fitted.path), "data": label, "n_rows": n_rows, "n_draws": n_draws}
@@ -85,7 +90,7 @@ def calibrate(
 
     The correction is recorded in the model: predict, evaluate and report use it from then on.
     """
-    from dropbayes.app.cli.rows import note_training_rows, read_rows
+    from dropbayes.app.cli.rows import joined_rows, judged_windows, note_training_rows
 
     fitted = app.load(model)
     found: dict[str, object] = {"model": str(fitted.path), "method": None, "n_rows": None, "factor": None}
@@ -95,11 +100,12 @@ def calibrate(
         return
     if data is None:
         raise ValueError("held-out rows are needed to calibrate on; name a table, or use `method` none.")
-    rows = read_rows(fitted, data, delimiter=delimiter, encoding=encoding, allow_new=allow_new, with_target=True)
+    reading: dict[str, Any] = {"delimiter": delimiter, "encoding": encoding, "allow_new": allow_new}
+    rows = joined_rows(judged_windows(fitted, data, **reading))
     label = rows.source.label
     if not note_training_rows(fitted, data) and label == fitted.origin.get("file"):
         note(f"{label!r} has the name of the training table; calibrate on rows that the model has not seen.")
-    calibrated = fitted.recalibrated(rows.x, rows.y, method, label)
+    calibrated = fitted.recalibrated(rows.encoded.x, rows.y, method, label)
     calibrated.save_calibration()
     recalibration = calibrated.ensemble.recalibration
     factor = recalibration.factor if method == "scale" else None
@@ -135,15 +141,15 @@ def report(
 ) -> None:
     """Write an HTML report on a model's predictions for a table."""
     options.check_one_output(output, as_json)
-    from dropbayes.app.cli.rows import note_training_rows, read_rows
+    from dropbayes.app.cli.rows import joined_rows, judged_windows, note_training_rows
     from dropbayes.runtime import files
 
     if output != "-":
         files.check_output(output)
     fitted = app.load(model).with_draws(n_draws=n_draws, seed=seed)
     reading: dict[str, Any] = {"delimiter": delimiter, "encoding": encoding, "allow_new": allow_new}
-    rows = read_rows(fitted, data, with_target=True, **reading)
-    known = None if training is None else read_rows(fitted, training, with_target=True, **reading)
+    rows = joined_rows(judged_windows(fitted, data, **reading))
+    known = None if training is None else joined_rows(judged_windows(fitted, training, **reading))
     label = rows.source.label + (", the rows it was fitted to" if note_training_rows(fitted, data) else "")
     from dropbayes.app.report import report as page
 
@@ -152,14 +158,14 @@ def report(
     features = {column.name: [next(inputs) for _ in column.inputs] for column in schema.columns}
     html = page(
         fitted.estimator,
-        rows.x,
+        rows.encoded.x,
         rows.y,
         target=schema.target,
         columns={name: rows.table[name].to_pylist() for name in rows.table.column_names if name != schema.target},
         names=schema.inputs,
         title=f"{schema.target}: {label}",
-        provenance=_provenance(fitted, f"{label}, {len(rows.x):,} rows", command),
-        training=None if known is None else (known.x, known.y),
+        provenance=_provenance(fitted, f"{label}, {len(rows.y):,} rows", command),
+        training=None if known is None else (known.encoded.x, known.y),
         features=features,
         ranges=_ranges(fitted),
         band_feature=next(iter(features.get(fitted.origin.get("time", ""), [])), None),
@@ -168,8 +174,8 @@ def report(
         sys.stdout.write(html)
     else:
         files.write_text(output, html)
-        found = {"model": str(fitted.path), "data": label, "n_rows": len(rows.x), "output": output}
-        print_result(found, [f"report on {len(rows.x):,} rows written to {bold(output)}"], as_json=as_json)
+        found = {"model": str(fitted.path), "data": label, "n_rows": len(rows.y), "output": output}
+        print_result(found, [f"report on {len(rows.y):,} rows written to {bold(output)}"], as_json=as_json)
 
 
 def _ranges(model: app.Model) -> dict[str, tuple[float, float]]:

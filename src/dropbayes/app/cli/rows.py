@@ -6,6 +6,7 @@ batch and has the same bits.
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import shlex
 from collections import Counter
@@ -20,7 +21,6 @@ from dropbayes.app.cli.messages import note
 from dropbayes.app.models.model import Model
 from dropbayes.app.tables import Source, open_table, regroup
 from dropbayes.estimators.columns import Column, Encoded, check_columns, encode
-from dropbayes.estimators.columns.cells import Place
 from dropbayes.predictive import Mixture
 from dropbayes.runtime import files
 from dropbayes.runtime.arrays import NumpyArray
@@ -44,28 +44,37 @@ def read_blocks(source: Source, blocks: Iterable[pa.Table], *, title: str) -> It
         raise ValueError(f"{source.label}: has a header but no rows.")
 
 
-class Window(NamedTuple):
-    table: pa.Table
+class Rows(NamedTuple):
+    """Rows of a table as a model reads them."""
+
+    table: pa.Table  # cells
     encoded: Encoded
-    place: Place  # the location of each row; of -1, that of the table
+    y: NumpyArray  # outcomes, numbers or classes; empty where they are not asked for
+    numbers: NumpyArray  # of each row in its table, from 0
+    source: Source
+
+    def place(self, row: int) -> str:
+        """The location of a row; of -1, that of the table."""
+        return _location(self.source, self.numbers, row)
 
 
-def windows(model: Model, source: Source, *, allow_new: bool, title: str, rows: int | None = None) -> Iterator[Window]:
-    """The rows of a table as inputs of a model; says on standard error what was missing, new or far from training."""
+def _location(source: Source, numbers: NumpyArray, row: int) -> str:
+    return source.place(row if row < 0 else int(numbers[row]))
+
+
+def windows(model: Model, source: Source, *, allow_new: bool, title: str, rows: int | None = None) -> Iterator[Rows]:
+    """The rows of a table, a window at a time; says on standard error what was missing, new or far from training."""
     check_columns(model.schema, source.names, source.label)
     missing, new, outside = Counter[str](), Counter[str](), Counter[str]()
-    first = 0
+    n_rows = 0
     for table in read_blocks(source, regroup(source.blocks(rows), model.ensemble.block_rows), title=title):
-
-        def place(row: int, first: int = first) -> str:
-            return source.place(row if row < 0 else first + row)
-
-        encoded = encode(model.schema, table, at=place, allow_new=allow_new)
+        numbers = np.arange(n_rows, n_rows := n_rows + table.num_rows)
+        at = functools.partial(_location, source, numbers)
+        encoded = encode(model.schema, table, at=at, allow_new=allow_new)
         missing.update(encoded.missing)
         new.update(encoded.new)
         outside.update({name: int(mask.sum()) for name, mask in encoded.outside.items()})
-        yield Window(table, encoded, place)
-        first += table.num_rows
+        yield Rows(table, encoded, np.empty(0), numbers, source)
     _note_unusual_cells(model, missing, new, outside)
 
 
@@ -104,33 +113,29 @@ def filled_value(column: Column) -> str:
     return plain_number(column.fill)
 
 
-class Rows(NamedTuple):
-    """All rows of a table, or those that have an outcome."""
-
-    x: NumpyArray  # inputs of the network
-    y: NumpyArray  # outcomes, numbers or classes; empty without a target
-    table: pa.Table  # cells
-    source: Source
-    place: Place  # the location of each row
-
-
-def read_rows(
-    model: Model, data: str, *, allow_new: bool, title: str = "read", with_target: bool = False, **reading: str | None
-) -> Rows:
-    """The rows of a table as a model reads them, with a target those that have an outcome."""
+def judged_windows(model: Model, data: str, *, allow_new: bool, **reading: str | None) -> Iterator[Rows]:
+    """The rows of a table that have an outcome, a window at a time."""
+    n_rows = n_known = 0
     with open_table(data, **reading) as source:
-        check_columns(model.schema, source.names, source.label, with_target=with_target)
-        read = list(windows(model, source, allow_new=allow_new, title=title))
-    x, table = np.concatenate([window.encoded.x for window in read]), pa.concat_tables([w.table for w in read])
-    if not with_target:
-        return Rows(x, np.empty(0), table, source, source.place)
-    y, known = model.outcomes(table, at=source.place)
-    kept = np.flatnonzero(known)
-    if not len(kept):
+        check_columns(model.schema, source.names, source.label, with_target=True)
+        for rows in windows(model, source, allow_new=allow_new, title="read"):
+            y, known = model.outcomes(rows.table, at=rows.place)
+            inputs = Encoded(rows.encoded.x[known], {}, {}, {})  # what was unusual in them is counted already
+            if known.any():
+                yield Rows(rows.table.filter(known), inputs, y[known], rows.numbers[known], source)
+            n_rows, n_known = n_rows + len(known), n_known + int(known.sum())
+    if not n_known:
         raise ValueError(f"{source.label}, column {quote(model.schema.target)}: no row has a value to compare with.")
-    if len(kept) < len(x):
-        note(f"{count(len(x) - len(kept), 'row')} without a target left out.")
-    return Rows(x[kept], y[kept], table.take(kept), source, lambda row: source.place(int(kept[row])))
+    if n_known < n_rows:
+        note(f"{count(n_rows - n_known, 'row')} without a target left out.")
+
+
+def joined_rows(windows: Iterable[Rows]) -> Rows:
+    """All rows of some windows."""
+    tables, encoded, y, numbers, sources = zip(*windows, strict=True)
+    x = np.concatenate([one.x for one in encoded])
+    joined = np.concatenate(y), np.concatenate(numbers)
+    return Rows(pa.concat_tables(tables), Encoded(x, {}, {}, {}), *joined, sources[0])
 
 
 def scores_of(columns: Mapping[str, NumpyArray]) -> tuple[dict[str, ScoreValue], dict[str, float]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -99,33 +99,50 @@ def _information(probabilities: Tensor) -> dict[str, NumpyArray]:
     }
 
 
-def outcome_columns(
-    ensemble: Any, x: NumpyArray, y: NumpyArray, at: Callable[[int], str]
-) -> tuple[int, dict[str, NumpyArray]]:
-    """The number of draws, and what scores read of some rows and their outcomes, for classes their numbers.
+Judged = tuple[NumpyArray, NumpyArray, Callable[[int], str]]
+"""The inputs of some rows, their outcomes (for classes their numbers), and the location of each."""
 
-    Both parts of the uncertainty are beside them. The CRPS, whose cost grows with the square of the draws, is that of
-    at most 2,000 rows, evenly spread.
+
+def outcome_columns(
+    ensemble: Any, parts: Iterable[Judged], *, n_rows: int | None = None
+) -> tuple[int, dict[str, NumpyArray]]:
+    """The number of draws, and what scores read of rows and their outcomes, with both parts of the uncertainty.
+
+    The CRPS, whose cost grows with the square of the draws, is that of at most 2,000 rows, evenly spread: of every
+    second, fourth ... row where the number of rows is known only after the last.
     """
+    drawn_blocks = ensemble.draw_blocks if hasattr(ensemble, "classes_") else ensemble.predictive_blocks
+    blocks, crps = list[dict[str, Tensor]](), torch.empty(0, dtype=torch.float64)
+    first, step, ranked = 0, 1, None if n_rows is None else even_selection(n_rows, 2000)
+    with ProgressBar("predict", n_rows, unit="rows", show=None if n_rows else False) as bar:
+        for x, y, at in parts:
+            for rows, drawn in drawn_blocks(x):
+                numbers = np.arange(first + rows.start, first + rows.stop)
+                some = torch.from_numpy(numbers % step == 0 if ranked is None else np.isin(numbers, ranked))
+                check_finite({"mean": _mean(drawn).numpy()}, lambda row, start=rows.start, at=at: at(start + row))
+                blocks.append(_block_columns(drawn, torch.from_numpy(y[rows]), some))
+                crps = torch.cat([crps, blocks[-1].pop("crps", crps[:0])])
+                while len(crps) > 2000:
+                    crps, step = crps[::2], 2 * step
+                bar.advance(len(numbers))
+            first += len(x)
+    joined = {name: torch.cat([block[name] for block in blocks]).numpy() for name in blocks[0]}
+    return drawn.n_draws if "y" in joined else len(drawn), joined | ({"crps": crps.numpy()} if "y" in joined else {})
+
+
+def _mean(drawn: Any) -> Tensor:
+    return draw_mean(drawn) if isinstance(drawn, Tensor) else drawn.mean
+
+
+def _block_columns(drawn: Any, y: Tensor, ranked: Tensor) -> dict[str, Tensor]:
+    """The columns of some rows, from their predictive distributions or from the class probabilities of their draws."""
     from dropbayes.predictive.scoring import RegressionOutcomes  # it brings SciPy, for which no prediction need wait
 
-    outcome, ranked = torch.from_numpy(y), torch.zeros(len(x), dtype=torch.bool)
-    ranked[even_selection(len(x), 2000)] = True
-    has_classes, blocks = hasattr(ensemble, "classes_"), []
-    with ProgressBar("predict", len(x), unit="rows") as bar:
-        for rows, drawn in ensemble.draw_blocks(x) if has_classes else ensemble.predictive_blocks(x):
-            mean = draw_mean(drawn) if has_classes else drawn.mean
-            check_finite({"mean": mean.numpy()}, lambda row, first=rows.start: at(first + row))
-            if has_classes:
-                parts = information.mutual_information(drawn), information.expected_entropy(drawn)
-                columns = {"labels": outcome[rows], "probabilities": mean, "total": information.entropy(mean)}
-            else:
-                parts = drawn.epistemic, drawn.aleatoric
-                columns = RegressionOutcomes.columns(drawn, outcome[rows], ranked=ranked[rows])
-            blocks.append(columns | dict(zip(("epistemic", "aleatoric"), parts, strict=True)))
-            bar.advance(len(mean))
-    joined = {name: torch.cat([block[name] for block in blocks]).numpy() for name in blocks[0]}
-    return len(drawn) if has_classes else drawn.n_draws, joined
+    if not isinstance(drawn, Tensor):
+        columns = RegressionOutcomes.columns(drawn, y, ranked=ranked)
+        return columns | {"epistemic": drawn.epistemic, "aleatoric": drawn.aleatoric}
+    parts = {"epistemic": information.mutual_information(drawn), "aleatoric": information.expected_entropy(drawn)}
+    return {"labels": y, "probabilities": _mean(drawn), "total": information.entropy(_mean(drawn)), **parts}
 
 
 def even_selection(n_rows: int, max_rows: int) -> npt.NDArray[np.int64]:

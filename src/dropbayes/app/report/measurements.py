@@ -133,13 +133,13 @@ Measured = Regression | Classification
 
 def regression(model: Any, x: Numbers, y: Numbers, *, in_series: bool = False) -> Regression:
     """The measurements of a regression, from the distributions that `predict` itself reads."""
-    n_draws, columns = outcome_columns(model, x, y, "`x`, row {}".format)
+    n_draws, columns = outcome_columns(model, [(x, y, "`x`, row {}".format)], n_rows=len(x))
     return Regression(n_draws, in_series=in_series, **columns)
 
 
 def classification(model: Any, x: Numbers, labels: Labels) -> Classification:
     """The measurements of a classifier, from the probabilities that `predict_proba` itself averages."""
-    n_draws, columns = outcome_columns(model, x, labels, "`x`, row {}".format)
+    n_draws, columns = outcome_columns(model, [(x, labels, "`x`, row {}".format)], n_rows=len(x))
     classes = [printable_name(label, max_length=40) for label in model.classes_.tolist()]
     return Classification(n_draws, **columns, classes=classes)
 
