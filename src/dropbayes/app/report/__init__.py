@@ -7,8 +7,8 @@ from typing import Any
 
 from dropbayes.app.report import inputs
 from dropbayes.app.report.features import features_of
-from dropbayes.app.report.layout import render
-from dropbayes.app.report.sections import page_sections
+from dropbayes.app.report.layout import template
+from dropbayes.app.report.sections import page_context
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
 from dropbayes.runtime.formatting import printable_name
 from dropbayes.runtime.validation import check_count
@@ -93,4 +93,5 @@ def report(
         features=[one.with_labels(dict(shown)) for one in features_of(rows, labels, groups, known and known[0])],
         ranges={printable_name(label): ends for label, ends in (ranges or {}).items()},
     )
-    return render(printable_name(title, max_length=160), *page_sections(arguments))
+    page = page_context(arguments)
+    return template("page.html").render(page, title=printable_name(title, max_length=160)) + "\n"

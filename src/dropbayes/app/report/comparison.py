@@ -16,7 +16,6 @@ from sklearn.preprocessing import StandardScaler
 
 from dropbayes.app.models.fields import even_selection
 from dropbayes.app.report.features import MAX_FEATURES, Feature
-from dropbayes.app.report.layout import Column, Section, Table, text_and_numbers
 from dropbayes.app.report.measurements import Measured
 from dropbayes.runtime.arrays import Numbers, NumpyArray
 from dropbayes.runtime.formatting import number, percent, score_text
@@ -78,22 +77,16 @@ def _gap(excess: Numbers) -> float:
     return float(excess.mean()) / error if error else 0.0
 
 
-def baseline_table(lines: Sequence[Baseline], n_training: int) -> Table:
-    classes = lines[0].log_likelihood is not None
-    heads = text_and_numbers("model", *(["error rate", "log-likelihood"] if classes else ["RMSE"]))
+def baseline_rows(lines: Sequence[Baseline]) -> tuple[list[list[str]], set[int]]:
+    """The cells of the table of models, and the rows of those that err less than ours."""
     rows = []
     for place, line in enumerate(lines):
         more = [] if line.log_likelihood is None else [number(line.log_likelihood)]
         compared = "no difference beyond chance" if place else ""
         if abs(line.gap) > 2:
             compared = f"{'worse' if line.gap > 0 else 'better'} by {abs(line.gap):.0f} standard errors"
-        rows.append([line.name, score_text(line.error, line.error_se, percent=classes), *more, compared])
-    caption = (
-        f"Simple models fitted to the same {n_training:,} training rows. The last column compares errors "
-        "row by row; two standard errors are beyond chance."
-    )
-    notable = frozenset(k for k, line in enumerate(lines) if line.is_better)
-    return Table("baselines", caption, [*heads, Column("beside this model", number=False)], rows, notable)
+        rows.append([line.name, score_text(line.error, line.error_se, percent=bool(more)), *more, compared])
+    return rows, {k for k, line in enumerate(lines) if line.is_better}
 
 
 class Shift(NamedTuple):
@@ -142,25 +135,15 @@ def _shift(feature: Feature, low: float, high: float) -> Shift:
     return Shift(feature.name, before, after, outside, distance, p_value)
 
 
-def shift_section(measured: Sequence[Shift], *, only_ranges: bool) -> Section:
-    """How the evaluated rows differ from the training rows, as far as those are known."""
-    moved = [one.name for one in measured if one.p_value is not None and one.p_value < 0.01 / len(measured)]
-    farthest = max(measured, key=lambda one: one.outside)
-    intro = "Only the ranges of the training rows are known." if only_ranges else "The rows look like those trained on."
-    if moved:
-        names = ", ".join(moved[:3]) + (f" and {len(moved) - 3} more" if len(moved) > 3 else "")
-        intro = f"Beyond chance, {names} {'differs' if len(moved) == 1 else 'differ'} from the training rows."
-    far = f"{percent(farthest.outside)} of the rows lie outside the training range of {farthest.name}."
-    intro += f" {far if farthest.outside > 0 else 'No row lies outside the training ranges.'}"
-    rows = []
-    for one in measured[:MAX_FEATURES]:
-        distance = "–" if one.distance is None else f"{one.distance:.2f}"
-        rows.append([one.name, one.before or "–", one.after, distance, percent(one.outside)])
-    notable = frozenset(k for k, one in enumerate(measured) if one.name in moved or one.outside > 0)
-    caption = (
-        "Medians, or the commonest value; the distance is the greatest difference of the two distribution functions "
-        "(for categories, of their shares), 0 to 1."
-    )
-    heads = text_and_numbers("feature", "in training", "here", "distance", "outside the training range")
-    table = Table("training", caption, heads, rows, notable)
-    return Section("training", "Are these rows like those trained on?", intro, tables=[table])
+class ShiftTable:
+    """The features of the evaluated rows beside those of the training rows."""
+
+    def __init__(self, measured: Sequence[Shift]) -> None:
+        self.moved = [one.name for one in measured if one.p_value is not None and one.p_value < 0.01 / len(measured)]
+        self.farthest = max(measured, key=lambda one: one.outside)
+        distances = ("–" if one.distance is None else f"{one.distance:.2f}" for one in measured)
+        self.rows = [
+            [one.name, one.before or "–", one.after, distance, percent(one.outside)]
+            for one, distance in zip(measured[:MAX_FEATURES], distances, strict=False)
+        ]
+        self.notable = {k for k, one in enumerate(measured) if one.name in self.moved or one.outside > 0}

@@ -13,7 +13,6 @@ import numpy.typing as npt
 import scipy.special
 
 from dropbayes.app.models.fields import even_selection
-from dropbayes.app.report.layout import Column, Section, Table, text_and_numbers
 from dropbayes.app.report.measurements import Measured
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
 from dropbayes.estimators.columns.dates import day_of_year
@@ -197,44 +196,34 @@ def segments(measured: Measured, features: Sequence[Feature]) -> list[Segment]:
     return result
 
 
-def features_section(measured: Measured, ranked: Sequence[Importance]) -> Section:
-    """The features, the greatest importance first in `ranked`, and the parts of the first five."""
+class ImportanceTable(NamedTuple):
+    rows: list[list[str]]
+    n_left: int  # features that are not in it
+    first: str  # that which matters most; empty if none does beyond chance
+
+
+def importance_table(ranked: Sequence[Importance]) -> ImportanceTable:
+    """The features, the greatest importance first."""
     greatest = max(ranked[0].rise, 1e-300)
     rows = [
         [one.feature.name, score_text(one.rise, one.error), f"{100 * max(one.rise, 0.0) / greatest:.0f} %"]
         for one in ranked[:MAX_FEATURES]
     ]
-    left = len(ranked) - len(rows)
-    more = f" {left:,} more {'matters' if left == 1 else 'matter'} less." if left else ""
-    shuffled = f"if a feature is shuffled among {min(len(measured.loss), SHUFFLED_ROWS):,} rows"
-    caption = f"The rise of the {measured.shuffled_loss} {shuffled}; ± one standard error.{more}"
-    heads = [*text_and_numbers("feature", "rise"), Column("of the greatest", share=True)]
-    tables = [Table("importance", caption, heads, rows)]
-    said = "No feature matters beyond chance."
-    if real := [one for one in ranked if one.rise > 2 * one.error]:
-        said = f"{real[0].feature.name} matters most."
-    if parts := segments(measured, [one.feature for one in ranked[:5]]):
-        fault, table = _segment_table(parts, measured)
-        said, tables = f"{said} {fault}", [*tables, table]
-    return Section("features", "What matters, and where it errs", said, tables=tables)
+    real = (one.feature.name for one in ranked if one.rise > 2 * one.error)
+    return ImportanceTable(rows, len(ranked) - len(rows), next(real, ""))
 
 
-def _segment_table(parts: Sequence[Segment], measured: Measured) -> tuple[str, Table]:
-    """What is beyond chance among so many parts, in words and in the table."""
-    # The standard errors that the greatest of so many numbers exceeds with a probability of at most 5 % (Bonferroni).
-    limit = float(scipy.special.ndtri(1 - 0.025 / (2 * len(parts))))
-    worst, off = max(parts, key=lambda part: part.sigmas), min(parts, key=lambda part: part.surprise_sigmas)
-    fault = f"Errors are largest where {worst.feature} is {worst.values}. " if worst.sigmas > limit else ""
-    if off.surprise_sigmas < -limit:
-        fault += f"{measured.too_sure(off.surprise)} where {off.feature} is {off.values}."
-    else:
-        fault += f"{measured.claims} are not too sure of themselves in any of the parts below, as far as can be told."
-    rows = [
-        [part.feature, part.values, f"{part.n_rows:,}", measured.show(part.loss), measured.surprise_text(part.surprise)]
-        for part in parts
-    ]
-    notable = frozenset(k for k, part in enumerate(parts) if part.sigmas > limit or abs(part.surprise_sigmas) > limit)
-    heads = text_and_numbers("values", "rows", measured.loss_name, measured.surprise_name)
-    caption = "The most important features in parts; in colour what is beyond chance among so many parts."
-    table = Table("segments", caption, [Column("feature", number=False), *heads], rows, notable)
-    return fault, table
+class SegmentTable:
+    """The errors in parts of features, and which of them are beyond chance among so many parts."""
+
+    def __init__(self, measured: Measured, features: Sequence[Feature]) -> None:
+        self.parts = parts = segments(measured, features)
+        if not parts:
+            return
+        # The standard errors that the greatest of so many exceeds with a probability of at most 5 % (Bonferroni).
+        self.limit = limit = float(scipy.special.ndtri(1 - 0.025 / (2 * len(parts))))
+        self.worst = max(parts, key=lambda part: part.sigmas)
+        self.off = min(parts, key=lambda part: part.surprise_sigmas)
+        show, surprise = measured.show, measured.surprise_text
+        self.rows = [[p.feature, p.values, f"{p.n_rows:,}", show(p.loss), surprise(p.surprise)] for p in parts]
+        self.notable = {k for k, p in enumerate(parts) if p.sigmas > limit or abs(p.surprise_sigmas) > limit}

@@ -1,14 +1,17 @@
-"""The layout: sections of answers, charts, scores, tables and facts, and the template that makes them one page."""
+"""The layout: the columns of a table, files to download, and the template that has the words of the page."""
 
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import re
+import shlex
 import urllib.parse
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
+from typing import Any
 
 import jinja2
 from markupsafe import Markup, escape
@@ -16,17 +19,7 @@ from markupsafe import Markup, escape
 from dropbayes.app.report import svg
 from dropbayes.predictive.scoring import ScoreValue
 from dropbayes.runtime import __version__
-from dropbayes.runtime.formatting import score_text
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One answer of the summary: as a number, in words, and in the colour "good", "warn" or "plain"."""
-
-    question: str
-    figure: str
-    text: Markup
-    tone: str = "plain"
+from dropbayes.runtime.formatting import number, percent, score_text
 
 
 @dataclass(frozen=True)
@@ -43,41 +36,7 @@ def text_and_numbers(label: str, *labels: str) -> list[Column]:
     return [Column(label, number=False), *map(Column, labels)]
 
 
-@dataclass(frozen=True, eq=False)
-class Table:
-    """Rows of texts under their columns, and the same as a CSV file to download."""
-
-    key: str  # a name unique on the page, that of the file
-    caption: str
-    columns: Sequence[Column]
-    rows: Sequence[Sequence[str]]
-    notable: frozenset[int] = frozenset()  # the rows to set in colour
-
-    @property
-    def download(self) -> str:
-        return csv_address([column.label for column in self.columns], self.rows)
-
-
-@dataclass(frozen=True, eq=False)
-class Section:
-    key: str
-    heading: str
-    intro: str | Markup = ""
-    answers: Sequence[Answer] = ()
-    charts: Sequence[svg.Figure] = ()
-    scores: Sequence[ScoreValue] = ()
-    caption: str = ""  # of the scores
-    tables: Sequence[Table] = ()
-    facts: Mapping[str, str] = field(default_factory=dict)  # texts by their labels
-
-    @property
-    def download(self) -> str:
-        errors = ["" if one.error is None else f"{one.error:.4g}" for one in self.scores]
-        cells = [[s.score.label, f"{s.value:.8g}", e, s.meaning] for s, e in zip(self.scores, errors, strict=True)]
-        return csv_address(["score", "value", "standard error", "meaning"], cells)
-
-
-def csv_address(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def csv_address(heads: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
     """A CSV file as a `data:` address: a link to it downloads without a request.
 
     Example:
@@ -90,13 +49,22 @@ def csv_address(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "data:text/csv;charset=utf-8," + urllib.parse.quote(out.getvalue())
 
 
-def render(title: str, lede: Markup, parts: Sequence[Section]) -> str:
+def _scores_csv(scores: Iterable[ScoreValue]) -> str:
+    cells = [[s.score.label, f"{s.value:.8g}", "" if s.error is None else f"{s.error:.4g}", s.meaning] for s in scores]
+    return csv_address(["score", "value", "standard error", "meaning"], cells)
+
+
+def template(name: str) -> jinja2.Template:
+    """A template of this folder, with what templates here know of numbers, tables and charts."""
     folder = files("dropbayes.app.report")
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    loader = jinja2.FunctionLoader(lambda name: folder.joinpath(name).read_text(encoding="utf-8"))
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, loader=loader)
     # Binds percent signs to their numbers.
     environment.filters["unbroken"] = lambda text: Markup(re.sub(r"(?<=\d) %", "\u00a0%", escape(text)))
+    environment.filters.update(number=number, percent=percent, commas="{:,}".format, shell=shlex.quote)
     environment.tests["command"] = re.compile(r"(dropbayes|python) [a-z-]").match
-    environment.globals.update(draw=svg.draw, swatch=svg.swatch, score_text=score_text, zip=zip, version=__version__)
-    template = environment.from_string(folder.joinpath("page.html").read_text(encoding="utf-8"))
+    tables: dict[str, Any] = {"csv_address": csv_address, "scores_csv": _scores_csv, "columns": text_and_numbers}
+    environment.globals.update(tables, share=functools.partial(Column, share=True), score_text=score_text, zip=zip)
     style = Markup(folder.joinpath("style.css").read_text(encoding="utf-8").strip())
-    return template.render(title=title, lede=lede, parts=parts, style=style) + "\n"
+    environment.globals.update(draw=svg.draw, swatch=svg.swatch, version=__version__, style=style)
+    return environment.get_template(name)

@@ -70,6 +70,7 @@ class Regression:
         self.side = bias(self.pit, in_series=self.in_series)
         some = f" (of {len(self.crps):,} evenly chosen rows)" if len(self.crps) < len(self.y) else ""
         self.scores = shown_scores(rows, {"crps": some})
+        self.typical = float(np.median(self.uncertainty))
         self.spread, rmse = float(self.y.std()), self.scores["rmse"]
         self.useless = 0 < self.spread <= rmse.value + 2 * (rmse.error or 0.0)  # beyond chance no better than the mean
 
@@ -113,13 +114,16 @@ class Classification:
         self.surprise = 1 - self.loss - self.confidence, self.confidence * (1 - self.confidence)
         self.confusion: Labels = np.zeros((self.probabilities.shape[1],) * 2, dtype=np.int64)  # [true, predicted]
         np.add.at(self.confusion, (self.labels, self.predicted), 1)
+        occurs, predicted = self.confusion.sum(1), self.confusion.sum(0)
+        self.commonest = float(occurs.max() / len(self.labels))  # the share of the commonest class
+        self.n_never = int(((occurs > 0) & (predicted == 0)).sum())  # classes that occur and are never predicted
         rows = ClassOutcomes(self.labels, self.probabilities, mutual_information=self.epistemic)
         self.reliability, self.risk = reliability_curve(rows), risk_curve(rows)
         self.agreement = class_agreement(self.probabilities, self.labels)
         expected = calibration.calibration_test(self.probabilities, self.labels, n_resamples=200).expected
         chance = f", and chance alone makes it {100 * expected:.1f} %"
         self.scores = shown_scores(rows, {"calibration_error": chance})
-        self.useless = len(self.labels) - self.loss.sum() <= self.confusion.sum(1).max() < len(self.labels)
+        self.useless = len(self.labels) - self.loss.sum() <= occurs.max() < len(self.labels)
 
     def surprise_text(self, surprise: float) -> str:
         return f"{100 * surprise:+.1f} %".replace("-", "−")

@@ -1,4 +1,4 @@
-"""The sections of the page, in order: those of a regression, those of a classifier, and those that both have."""
+"""What the sections of the page show: numbers, charts and the cells of tables; `page.html` has the words."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import scipy.optimize
 import torch
-from markupsafe import Markup
 from sklearn.metrics import precision_recall_fscore_support
 
 from dropbayes import calibration
 from dropbayes.app.report import comparison, figures, measurements, summary
-from dropbayes.app.report.features import features_section, importances
+from dropbayes.app.report.features import SHUFFLED_ROWS, SegmentTable, importance_table, importances
 from dropbayes.app.report.inputs import ReportInputs
-from dropbayes.app.report.layout import Column, Section, Table, text_and_numbers
+from dropbayes.app.report.layout import Column
 from dropbayes.app.report.measurements import Classification, Measured, Regression
 from dropbayes.plots import percentile_text
 from dropbayes.predictive import draw_mean
@@ -30,7 +29,8 @@ MAX_CLASSES = 30
 """The maximum number of classes in the table of classes."""
 
 
-def page_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
+def page_context(inputs: ReportInputs) -> dict[str, Any]:
+    """What the template of the page reads: measurements, charts, cells of tables, and the sections it has."""
     model, x, y, training, features = inputs.model, inputs.x, inputs.y, inputs.training, inputs.features
     shifts = comparison.shifts(features, inputs.ranges)
     outside = {one.name for one in shifts if one.outside > 0.5}
@@ -40,91 +40,56 @@ def page_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
     measured: Measured
     if hasattr(model, "classes_"):
         measured = measurements.classification(model, x, y)
-        beside = comparison.baselines(measured, x, training)
-        fit = summary.Fit(beside=beside, time=late)
-        lede, opening, results = _class_opening(inputs, measured, fit)
-        tables = [_class_table(measured)]
+        fit = summary.Fit(beside=comparison.baselines(measured, x, training), time=late)
+        kind = {
+            "advice": summary.probability_advice(measured, fit),
+            "predictions": figures.probabilities(measured),
+            "reliability": [figures.class_reliability(measured)],
+            "class_rows": _class_rows(measured),
+        }
+        headings = {"predictions": "The probabilities", "reliability": "Are the probabilities right?"}
     else:
         in_series = inputs.band_feature is not None and bool((np.diff(x[:, inputs.band_feature]) >= 0).all())
         measured = measurements.regression(model, x, y, in_series=in_series)
-        beside = comparison.baselines(measured, x, training)
-        fit = summary.Fit(model.noise, model.transform_.name, beside, late)
-        lede, opening, results = _regression_opening(inputs, measured, fit)
-        tables = []
-    if training:
-        tables.append(comparison.baseline_table(beside, len(training[0])))
+        fit = summary.Fit(model.noise, model.transform_.name, comparison.baselines(measured, x, training), late)
+        kind = {
+            "advice": summary.interval_advice(measured, fit, features),
+            "predictions": [figures.predictions(inputs, measured)],
+            "reliability": [figures.coverage(measured), figures.transforms(measured)],
+        }
+        headings = {"predictions": "Predictions and truths", "reliability": "Are the intervals right?"}
     ranked = importances(model, x, y, features)
-    caption = f"Scores on {len(x):,} rows. After ± stands one standard error over the rows, taken as independent."
-    scores = list(measured.scores.values())
-    parts = [
-        *opening,
-        Section("scores", "Scores", scores=scores, caption=caption, tables=tables),
-        features_section(measured, ranked),
-    ]
+    is_dropped = len(x) >= MIN_ROWS and bool((model.population_.drop_prob > 0).any())
+    headings = {"summary": "In short", **headings, "scores": "Scores", "features": "What matters, and where it errs"}
     if training or inputs.ranges:
-        parts.append(comparison.shift_section(shifts, only_ranges=training is None))
-    deferral = "If the most uncertain rows go to a person, how wrong is the model on the rest?"
-    parts += [
-        _uncertain_section(inputs, measured, [one.feature.name for one in ranked], results),
-        Section("deferral", "What deferring would buy", deferral, charts=[figures.risk_coverage(measured)]),
-    ]
-    if len(x) >= MIN_ROWS and bool((model.population_.drop_prob > 0).any()):
-        parts.append(_dropout_section(inputs, measured))
-    return lede, [*parts, _provenance_section(inputs, measured)]
+        headings["training"] = "Are these rows like those trained on?"
+    headings |= {"uncertain": "The most uncertain rows", "deferral": "What deferring would buy"}
+    if is_dropped:
+        headings["dropout"] = "Is the dropout worth its draws?"
+    headings["done"] = "What was done, and how to repeat it"
+    return kind | {
+        "headings": headings,
+        "target": inputs.target,
+        "n_rows": len(x),
+        "n_training": training and len(training[0]),
+        "n_networks": len(model.population_),
+        "m": measured,
+        "fit": fit,
+        "deferral": summary.deferral(measured),
+        "baseline_rows": comparison.baseline_rows(fit.beside),
+        "importance": importance_table(ranked),
+        "segments": SegmentTable(measured, [one.feature for one in ranked[:5]]),
+        "shifts": comparison.ShiftTable(shifts),
+        "uncertain": UncertainTable(inputs, measured, [one.feature.name for one in ranked]),
+        "risk_coverage": figures.risk_coverage(measured),
+        "dropout": _dropout(inputs, measured) if is_dropped else None,
+        "facts": _provenance(inputs, measured),
+        "SHUFFLED_ROWS": SHUFFLED_ROWS,
+    }
 
 
-Results = list[tuple[Column, list[str]]]  # columns of the most uncertain rows
-Opening = tuple[Markup, list[Section], Results]  # the line below the title, the first sections
-
-
-def _regression_opening(inputs: ReportInputs, measured: Regression, fit: summary.Fit) -> Opening:
-    lede = Markup("Predictions of <b><bdi>{}</bdi></b> for {} rows with a known truth, each with its uncertainty.")
-    intro = "An interval that claims 80 % should hold 80 % of the truths, at every level."
-    unit, top = float(np.median(measured.uncertainty)), measured.most_uncertain
-    lower, upper, mean, truth = (
-        [fixed_point(value, spread=unit) for value in values[top]]
-        for values in (measured.lower, measured.upper, measured.mean, measured.y)
-    )
-    results = [
-        (Column("predicted"), mean),
-        (Column("95 % interval"), [f"{low} to {high}" for low, high in zip(lower, upper, strict=True)]),
-        (Column("truth"), truth),
-        (Column("σ"), [number(value) for value in measured.uncertainty[top]]),
-        (Column("epistemic σ"), [number(value) for value in np.sqrt(measured.epistemic[top])]),
-        (Column("aleatoric σ"), [number(value) for value in np.sqrt(measured.aleatoric[top])]),
-    ]
-    answers = summary.regression_answers(measured, target=inputs.target, fit=fit, features=inputs.features)
-    charts = [figures.coverage(measured), figures.transforms(measured)]
-    sections = [
-        Section("summary", "In short", answers=answers),
-        Section("predictions", "Predictions and truths", charts=[figures.predictions(inputs, measured)]),
-        Section("reliability", "Are the intervals right?", intro, charts=charts),
-    ]
-    return lede.format(inputs.target, f"{len(inputs.y):,}"), sections, results
-
-
-def _class_opening(inputs: ReportInputs, measured: Classification, fit: summary.Fit) -> Opening:
-    lede = Markup("Predictions of <b><bdi>{}</bdi></b>, one of {} classes, for {} rows with a known truth.")
-    intro = "Of the rows whose predicted class was given 80 %, 80 % should be right."
-    classes, top = measured.classes, measured.most_uncertain
-    results = [
-        (Column("predicted", number=False), [classes[k] for k in measured.predicted[top]]),
-        (Column("probability"), [percent(value) for value in measured.confidence[top]]),
-        (Column("truth", number=False), [classes[k] for k in measured.labels[top]]),
-        (Column("entropy"), [number(value) for value in measured.total[top]]),
-        (Column("epistemic"), [number(value) for value in measured.epistemic[top]]),
-        (Column("aleatoric"), [number(value) for value in measured.aleatoric[top]]),
-    ]
-    sections = [
-        Section("summary", "In short", answers=summary.class_answers(measured, target=inputs.target, fit=fit)),
-        Section("predictions", "The probabilities", charts=figures.probabilities(measured)),
-        Section("reliability", "Are the probabilities right?", intro, charts=[figures.class_reliability(measured)]),
-    ]
-    return lede.format(inputs.target, len(classes), f"{len(inputs.y):,}"), sections, results
-
-
-def _class_table(measured: Classification) -> Table:
-    """Precision, recall and support of each class, the most frequent first."""
+def _class_rows(measured: Classification) -> tuple[list[list[str]], set[int]]:
+    """Precision, recall and support of each class, the most frequent first; and which are never predicted."""
     classes = measured.classes
     precision, recall, f1, support = precision_recall_fscore_support(
         measured.labels, measured.predicted, labels=np.arange(len(classes)), zero_division=np.nan
@@ -135,46 +100,64 @@ def _class_table(measured: Classification) -> Table:
         [classes[k], f"{support[k]:,}", f"{predicted[k]:,}", percent(precision[k]), percent(recall[k]), number(f1[k])]
         for k in order
     ]
-    more = f" The {MAX_CLASSES} most frequent of {len(classes)} classes." if len(classes) > MAX_CLASSES else ""
-    caption = (
-        "Precision is the share of the rows predicted as a class that are of it, recall the share of its rows that are "
-        f"recognised.{more}"
-    )
-    never = frozenset(place for place, k in enumerate(order) if support[k] and not predicted[k])
-    heads = text_and_numbers("class", "rows", "predicted", "precision", "recall", "F1")
-    return Table("classes", caption, heads, rows, never)
+    return rows, {place for place, k in enumerate(order) if support[k] and not predicted[k]}
 
 
-def _uncertain_section(inputs: ReportInputs, measured: Measured, ranked: list[str], results: Results) -> Section:
+class UncertainTable:
     """The most uncertain rows, with the columns that matter most: the features are `ranked`."""
-    top = measured.most_uncertain.tolist()
-    percentiles, among = _percentiles(inputs, measured.uncertainty)
-    share = np.clip(measured.epistemic / np.maximum(measured.total, 1e-300), 0, 1)
-    order = {name: place for place, name in enumerate(ranked)}
-    shown = [
-        (label, [values[k] for k in top])
-        for label, values in sorted(inputs.columns, key=lambda column: order.get(column[0], len(order)))[:4]
-    ]
-    ranks = (percentile_text(percentiles[k]).replace("percentile ", "") for k in top)
-    columns = [
-        (Column("row"), [f"{k + 1:,}" for k in top]),
-        *((Column(label, all(map(_is_number, values))), list(map(_cell, values))) for label, values in shown),
-        *results,
-        (Column("epistemic share", share=True), [f"{100 * share[k]:.0f} %" for k in top]),
-        (Column("percentile"), [rank.replace("above ", "> ").replace("below ", "< ") for rank in ranks]),
-    ]
-    heads, cells = zip(*columns, strict=True)
-    left = len(inputs.columns) - len(shown)
-    caption = (
-        f"The {len(top)} most uncertain of {len(inputs.x):,} rows. The percentile is that of the row's total "
-        f"uncertainty {among}." + (f" {left:,} more columns are not shown." if left > 0 else "")
+
+    def __init__(self, inputs: ReportInputs, measured: Measured, ranked: list[str]) -> None:
+        top = measured.most_uncertain.tolist()
+        percentiles, self.among = _percentiles(inputs, measured.uncertainty)
+        share = [
+            f"{100 * part:.0f} %"
+            for part in np.clip(measured.epistemic / np.maximum(measured.total, 1e-300), 0, 1)[top]
+        ]
+        order = {name: place for place, name in enumerate(ranked)}
+        shown = [
+            (label, [values[k] for k in top])
+            for label, values in sorted(inputs.columns, key=lambda column: order.get(column[0], len(order)))[:4]
+        ]
+        ranks = (percentile_text(percentiles[k]).replace("percentile ", "") for k in top)
+        columns = [
+            (Column("row"), [f"{k + 1:,}" for k in top]),
+            *((Column(label, all(map(_is_number, values))), list(map(_cell, values))) for label, values in shown),
+            *(_class_results(measured) if measured.has_classes else _number_results(measured)),
+            (Column("epistemic share", share=True), share),
+            (Column("percentile"), [rank.replace("above ", "> ").replace("below ", "< ") for rank in ranks]),
+        ]
+        self.share, self.n_left = share[0], len(inputs.columns) - len(shown)
+        self.columns, cells = zip(*columns, strict=True)
+        self.rows = list(zip(*cells, strict=True))
+
+
+Results = list[tuple[Column, list[str]]]  # columns of the most uncertain rows
+
+
+def _number_results(measured: Regression) -> Results:
+    top = measured.most_uncertain
+    lower, upper, mean, truth = (
+        [fixed_point(value, spread=measured.typical) for value in values[top]]
+        for values in (measured.lower, measured.upper, measured.mean, measured.y)
     )
-    table = Table("uncertain", caption, heads, list(zip(*cells, strict=True)))
-    intro = (
-        f"The row the model is least sure about is row {top[0] + 1:,}; {100 * share[top[0]]:.0f} % of its "
-        f"{measured.total_name} is epistemic, which more data like it would shrink. The rest is noise."
-    )
-    return Section("uncertain", "The most uncertain rows", intro, tables=[table])
+    deviations = {"σ": measured.std, "epistemic σ": measured.epistemic**0.5, "aleatoric σ": measured.aleatoric**0.5}
+    return [
+        (Column("predicted"), mean),
+        (Column("95 % interval"), [f"{low} to {high}" for low, high in zip(lower, upper, strict=True)]),
+        (Column("truth"), truth),
+        *((Column(label), list(map(number, values[top]))) for label, values in deviations.items()),
+    ]
+
+
+def _class_results(measured: Classification) -> Results:
+    classes, top = measured.classes, measured.most_uncertain
+    parts = {"entropy": measured.total, "epistemic": measured.epistemic, "aleatoric": measured.aleatoric}
+    return [
+        (Column("predicted", number=False), [classes[k] for k in measured.predicted[top]]),
+        (Column("probability"), [percent(value) for value in measured.confidence[top]]),
+        (Column("truth", number=False), [classes[k] for k in measured.labels[top]]),
+        *((Column(label), list(map(number, values[top]))) for label, values in parts.items()),
+    ]
 
 
 def _percentiles(inputs: ReportInputs, uncertainty: Numbers) -> tuple[list[float], str]:
@@ -235,25 +218,18 @@ def dropout_verdict(model: Any, x: Numbers, y: NumpyArray, measured: Measured) -
     )
 
 
-def _dropout_section(inputs: ReportInputs, measured: Measured) -> Section:
+def _dropout(inputs: ReportInputs, measured: Measured) -> dict[str, Any]:
     verdict = dropout_verdict(inputs.model, inputs.x, inputs.y, measured)
 
     def typeset(text: str) -> str:
         return re.sub(r"-(?=[\d.∞])", "−", text).replace("%", " %")
 
     rows = [[typeset(what), typeset(value), meaning] for what, value, meaning in verdict.rows()[1:]]
-    caption = (
-        f"{verdict.n_draws:,} draws against one pass through each of {len(inputs.model.population_)} networks without "
-        f"dropout, on {verdict.n_rows:,} rows. Without dropout the noise was fitted anew to these very rows, in its "
-        "favour."
-    )
     advice = " ".join(re.sub(r" \([a-z_.]+\)", "", sentence) for sentence in verdict.advice)
-    heads = [*text_and_numbers("what", "value"), Column("meaning", number=False)]
-    table = Table("dropout", caption, heads, rows)
-    return Section("dropout", "Is the dropout worth its draws?", advice, tables=[table])
+    return {"verdict": verdict, "rows": rows, "advice": advice}
 
 
-def _provenance_section(inputs: ReportInputs, measured: Measured) -> Section:
+def _provenance(inputs: ReportInputs, measured: Measured) -> dict[str, str]:
     model = inputs.model
     given = {printable_name(key): printable_name(text, max_length=1000) for key, text in inputs.provenance.items()}
     given = {label[:1].upper() + label[1:]: text for label, text in given.items()}
@@ -271,5 +247,4 @@ def _provenance_section(inputs: ReportInputs, measured: Measured) -> Section:
     known["Draws"] = f"{measured.n_draws:,} functions drawn from the networks, the same for every row"
     known["Rows judged"] = f"{len(inputs.x):,}, features: {inputs.x.shape[1]:,}"
     said = {label.casefold() for label in given}
-    facts = given | {label: text for label, text in known.items() if label.casefold() not in said}
-    return Section("done", "What was done, and how to repeat it", facts=facts)
+    return given | {label: text for label, text in known.items() if label.casefold() not in said}
