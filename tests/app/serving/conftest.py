@@ -13,5 +13,5 @@ def models(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def server(models):
-    with live_server(models / "numbers") as live:
+    with live_server(models / "numbers", fresh=True) as live:
         yield live

@@ -3,22 +3,29 @@
 import contextlib
 import http.client
 import json
+import multiprocessing
 import os
 import pathlib
 import re
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 
 ROOT = pathlib.Path(__file__).parent.parent.parent.parent
+# A server is a fork of one process that has imported what servers need, which takes longer than most tests.
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["dropbayes.app.cli", "dropbayes.app.serving", "dropbayes.app.models.model"])
 
 
 @dataclass
 class Live:
-    process: subprocess.Popen
+    process: Any  # of subprocess, or alike
     host: str
     port: int
     model: str
@@ -61,8 +68,35 @@ class Live:
         return self.process.wait(60)
 
 
+class Forked:
+    """A fork with the methods of `subprocess.Popen` that tests need; what it prints is in a file."""
+
+    def __init__(self, arguments, output):
+        self._process = FORKS.Process(target=_serve, args=(arguments, str(output)))
+        self._process.start()
+        self.pid, self.kill = self._process.pid, self._process.kill
+        while self._process.is_alive() and not (output.exists() and output.read_text().endswith("\n")):
+            time.sleep(0.02)
+        self.stdout = output.open()
+
+    def send_signal(self, number):
+        os.kill(self.pid, number)
+
+    def wait(self, seconds):
+        self._process.join(seconds)
+        return self._process.exitcode
+
+
+def _serve(arguments, output):
+    from dropbayes.app.cli import main
+
+    os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT), 1)
+    sys.argv = ["dropbayes", *arguments]
+    sys.exit(main())
+
+
 @contextlib.contextmanager
-def live_server(*folders_and_options, before="", wrapper=(), stderr=None):
+def live_server(*folders_and_options, before="", wrapper=(), stderr=None, fresh=False):
     """A server of a model folder on a free port; ended at the end of the context.
 
     Args:
@@ -70,11 +104,17 @@ def live_server(*folders_and_options, before="", wrapper=(), stderr=None):
         before: Python to run in the server's process first, to set a limit that no test could wait for.
         wrapper: A command that runs the server's.
         stderr: A file for what the server says on standard error.
+        fresh: Whether its process is that of a new interpreter, as with any of the three above.
     """
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     start = ["-c", f"{before}\nfrom dropbayes.app.cli import main\nmain()"] if before else ["-m", "dropbayes"]
-    command = [*wrapper, sys.executable, *start, "serve", *map(str, folders_and_options), "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, env=environment, text=True)
+    arguments = ["serve", *map(str, folders_and_options), "--port", "0"]
+    with tempfile.TemporaryDirectory() as folder:
+        if before or wrapper or stderr or fresh:
+            command = [*wrapper, sys.executable, *start, *arguments]
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, env=environment, text=True)
+        else:
+            process = Forked(arguments, pathlib.Path(folder) / "stdout")
     try:
         line = process.stdout.readline()
         address = re.search(r"http://([\d.]+):(\d+)/v2/models/(\S+)", line)

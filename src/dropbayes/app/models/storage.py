@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import html
+import importlib.resources
 import json
 import os
 import pathlib
 import re
 import tempfile
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -170,52 +170,18 @@ def range_text(column: Column) -> str:
 
 def card(schema: Schema, origin: Origin, *, name: str) -> str:
     """The card as Markdown; `name` is that of the model's folder."""
-    lines = [
-        f"# {_escape(schema.target)}: a model of dropbayes",
-        "",
-        f"{schema.task.capitalize()} of {_escape(schema.target)} with uncertainty, by dropout networks.",
-        "",
-        "## Use",
-        "",
-        "```python",
-        "import dropbayes as db",
-        "",
-        f"model = db.load({json.dumps(name)})",
-        "model.predict(frame)  # a data frame with the columns below",
-        "```",
-        "",
-        "## Columns",
-        "",
-        "| column | kind | training rows |",
-        "|---|---|---|",
-        *(f"| {_escape(c.name)} | {c.kind} | {_escape(range_text(c))} |" for c in schema.columns),
-        *(f"| {_escape(name)} | left out | {_escape(reason)} |" for name, reason in schema.left_out.items()),
-        "",
-        "## Origin",
-        "",
-        *_facts(origin),
-    ]
-    return "\n".join(lines) + "\n"
+    import jinja2  # a prediction need not wait for it
+
+    environment = jinja2.Environment(trim_blocks=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    environment.filters.update(plain=_escape, json=json.dumps)
+    environment.globals.update(range_text=range_text, calibration_text=calibration_text)
+    template = importlib.resources.files("dropbayes.app.models").joinpath("card.md").read_text(encoding="utf-8")
+    return environment.from_string(template).render(schema=schema, origin=origin, name=name)
 
 
 def _escape(text: str) -> str:
     """The text on one line, in which a reader of Markdown finds no HTML, link, code or cell."""
     return re.sub(r"([\\`\[|])", r"\\\1", html.escape(" ".join(text.splitlines()), quote=False))
-
-
-def _facts(origin: Origin) -> Iterator[str]:
-    yield f"- data: {_escape(origin.get('file', 'unknown'))}, {origin.get('n_rows', 0):,} rows"
-    if "sha256" in origin:
-        yield f"- SHA-256 of the data: {_escape(str(origin['sha256']))}"
-    if "command" in origin:
-        text = _escape(str(origin["command"]))
-        yield f"- command: {f'`{text}`' if text == origin['command'] else text}"
-    for name in ("settings", "scores", "versions"):
-        if origin.get(name):
-            texts = [f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in origin[name].items()]
-            yield f"- {name}: {', '.join(texts)}"
-    if text := calibration_text(origin):
-        yield f"- calibration: {_escape(text)}"
 
 
 def calibration_text(origin: Origin) -> str:
