@@ -83,8 +83,8 @@ def _last_place(number):
 
 
 SLOW = (
-    "architectures", "calibrating", "command_line", "decisions", "hugging_face", "limits", "one_pass", "production",
-    "report", "table", "training",
+    "architectures", "calibrating", "command_line", "decisions", "hugging_face", "limits", "network", "one_pass",
+    "production", "report", "table", "training",
 )  # fmt: skip  # they train
 
 

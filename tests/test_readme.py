@@ -13,6 +13,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 README = ROOT / "README.md"
 
 
+@pytest.mark.slow
 def test_every_python_example_of_the_readme_runs_and_prints_what_is_shown():
     found = examples(README)
     assert len(found) == 2

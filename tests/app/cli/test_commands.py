@@ -1,5 +1,7 @@
 """Tests of the commands as they are called: help, wrong arguments, streams, signals, failing machines."""
 
+import contextlib
+import io
 import json
 import os
 import pathlib
@@ -13,6 +15,7 @@ import time
 
 import pytest
 
+from dropbayes.app.cli import main
 from dropbayes.app.models.predictor import Predictor
 from dropbayes.app.models.storage import COLUMNS, MODEL, signed
 from tests.command_line import check, run, table
@@ -59,12 +62,12 @@ def test_an_interruption_leaves_the_previous_file(models, tmp_path, from_stream)
         assert out.read_text() == "previous" and [p.name for p in out.parent.iterdir()] == ["out.csv"]
 
 
-def test_a_full_disk_is_one_line(models):
-    arguments = ("predict", models / "numbers", models / "new.csv", "-o", "-")
-    with open("/dev/full", "wb") as full, process(*arguments, stdout=full) as child:
-        assert child.wait(60) == 1
-        said = child.stderr.read()
-    assert re.fullmatch(rb"(dropbayes: note: .*\n)*dropbayes: error: No space left on device\.\n", said)
+def test_a_full_disk_is_one_line(models, capsys):
+    with open("/dev/full", "wb", buffering=0) as full, contextlib.redirect_stdout(io.TextIOWrapper(full)) as stream:
+        assert main([str(word) for word in ("predict", models / "numbers", models / "new.csv", "-o", "-")]) == 1
+        stream.detach()  # nothing is left to flush
+    said = capsys.readouterr().err
+    assert re.fullmatch(r"(dropbayes: note: .*\n)*dropbayes: error: No space left on device\.\n", said)
 
 
 @pytest.mark.slow

@@ -5,15 +5,17 @@ import re
 import shutil
 import sys
 import types
+import weakref
 
 import numpy as np
 import pytest
 import torch
 
+from dropbayes.app.cli import rows
 from dropbayes.app.models.model import load
 from dropbayes.app.models.storage import CARD
 from dropbayes.estimators.recalibration import fit_recalibration
-from tests.command_line import check, column, inputs, rows_of, run, table
+from tests.command_line import TINY, check, column, inputs, rows_of, run, table
 
 
 def test_evaluate_scores_as_the_estimator_does(models):
@@ -89,6 +91,26 @@ def test_evaluate_leaves_out_rows_without_target_and_prints_a_table(models, tmp_
     result = run("evaluate", models / "numbers", tmp_path / "t.csv")
     assert "37 rows" in result.text and "RMSE" in result.text
     assert "3 rows without a target left out" in result.err
+
+
+def test_evaluate_holds_one_window_of_a_table_and_ranks_every_so_many_rows(models, tmp_path, monkeypatch):
+    model, path = load(models / "numbers"), tmp_path / "many.csv"
+    path.write_text(table(3000, seed=3))
+    monkeypatch.setattr(type(model.ensemble), "block_rows", 1000)
+    held, most, read = [], [], rows.windows
+
+    def watched(*arguments, **settings):
+        for window in read(*arguments, **settings):
+            held.append(weakref.ref(window.encoded))
+            most.append(sum(one() is not None for one in held))
+            yield window
+
+    monkeypatch.setattr(rows, "windows", watched)
+    found = json.loads(run("evaluate", models / "numbers", path, "--json").text)
+    x, y = inputs(model, path), column(rows_of(path.read_text()), "price")
+    crps = model.estimator.predictive(x[::2]).crps(torch.from_numpy(y[::2]))
+    assert found["crps"] == pytest.approx(float(crps.mean()))
+    assert found["n_rows"] == 3000 and len(held) == 3 and max(most) <= 2
 
 
 @pytest.mark.parametrize(("file", "told"), [("train.csv", True), ("new.csv", False)])
@@ -189,7 +211,7 @@ def test_a_model_fitted_along_the_time_is_drawn_along_it(tmp_path):
     days = [f"20{10 + k // 12}-{1 + k % 12:02d}-01" for k in range(60)]
     table = tmp_path / "sales.csv"
     table.write_text("size,day,price\n" + "".join(f"{k % 7},{day},{k + k % 7}\n" for k, day in enumerate(days)))
-    fitted = ("fit", table, "--target", "price", "--quick", "--n-steps", 5, "--n-networks", 1)
+    fitted = ("fit", table, "--target", "price", *TINY)
     assert run(*fitted, "--time", "day", "--out", tmp_path / "along").code == 0
     assert run(*fitted, "--out", tmp_path / "random").code == 0
     for folder, drawn in (("along", True), ("random", False)):

@@ -27,7 +27,7 @@ def test_a_square_of_the_confusion_is_the_share_of_its_true_class():
     labels = np.array([0, 0, 0, 0, 1, 1])
     predicted = np.array([0, 0, 0, 1, 1, 0])
     measured = measurements.Classification(1, labels, np.eye(2)[predicted], *[np.zeros(6)] * 3, classes="ab")
-    drawing = svg.draw(figures.confusion(measured, ""), width=450, height=400)
+    drawing = svg.draw(figures.confusion(measured), width=450, height=400)
     x, y = scales_of(drawing)
     squares = {
         (int(y.inverse(float(top) + 5)), int(x.inverse(float(left) + 5))): float(opacity)

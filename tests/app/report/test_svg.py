@@ -75,7 +75,7 @@ def test_a_range_holds_its_values_even_when_they_are_all_one():
 def test_every_mark_is_drawn_where_its_data_are(size):
     xs, ys = np.array([1.0, 2.0, 4.0]), np.array([10.0, 30.0, 20.0])
     figure = svg.Figure(
-        "k", "t", "d", svg.Axis(0.0, 5.0, "x"), svg.Axis(0.0, 40.0, "y"),
+        "k", svg.Axis(0.0, 5.0, "x"), svg.Axis(0.0, 40.0, "y"),
         (
             svg.dots(xs, ys, kind="truth"), svg.line(xs, ys, kind="mean"),
             svg.band(xs, ys - 5, ys + 5, kind="outer"), svg.stems(xs, ys - 5, ys + 5, kind="stem"),
@@ -104,7 +104,7 @@ def test_every_mark_is_drawn_where_its_data_are(size):
 
 def test_texts_along_an_axis_do_not_touch():
     ticks = tuple((k + 0.5, f"a long class name {k}") for k in range(20))
-    figure = svg.Figure("k", "t", "d", svg.Axis(0.0, 20.0, "x", ticks=ticks), svg.Axis(0.0, 1.0, "y"), ())
+    figure = svg.Figure("k", svg.Axis(0.0, 20.0, "x", ticks=ticks), svg.Axis(0.0, 1.0, "y"), ())
     drawing = svg.draw(figure, width=346, height=300)
     below = re.findall(r'class="tick" x="([\d.]+)" y="[\d.]+" text-anchor="middle">([^<]+)', drawing)
     places = [(float(position), len(text)) for position, text in below]

@@ -71,8 +71,8 @@ class Live:
 class Forked:
     """A fork with the methods of `subprocess.Popen` that tests need; what it prints is in a file."""
 
-    def __init__(self, arguments, output):
-        self._process = FORKS.Process(target=_serve, args=(arguments, str(output)))
+    def __init__(self, arguments, before, output):
+        self._process = FORKS.Process(target=_serve, args=(arguments, before, str(output)))
         self._process.start()
         self.pid, self.kill = self._process.pid, self._process.kill
         while self._process.is_alive() and not (output.exists() and output.read_text().endswith("\n")):
@@ -87,9 +87,10 @@ class Forked:
         return self._process.exitcode
 
 
-def _serve(arguments, output):
+def _serve(arguments, before, output):
     from dropbayes.app.cli import main
 
+    exec(before, {})
     os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT), 1)
     sys.argv = ["dropbayes", *arguments]
     sys.exit(main())
@@ -104,17 +105,16 @@ def live_server(*folders_and_options, before="", wrapper=(), stderr=None, fresh=
         before: Python to run in the server's process first, to set a limit that no test could wait for.
         wrapper: A command that runs the server's.
         stderr: A file for what the server says on standard error.
-        fresh: Whether its process is that of a new interpreter, as with any of the three above.
+        fresh: Whether its process is that of a new interpreter, as with a wrapper or a file.
     """
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    start = ["-c", f"{before}\nfrom dropbayes.app.cli import main\nmain()"] if before else ["-m", "dropbayes"]
     arguments = ["serve", *map(str, folders_and_options), "--port", "0"]
     with tempfile.TemporaryDirectory() as folder:
-        if before or wrapper or stderr or fresh:
-            command = [*wrapper, sys.executable, *start, *arguments]
+        if wrapper or stderr or fresh:
+            command = [*wrapper, sys.executable, "-m", "dropbayes", *arguments]
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, env=environment, text=True)
         else:
-            process = Forked(arguments, pathlib.Path(folder) / "stdout")
+            process = Forked(arguments, before, pathlib.Path(folder) / "stdout")
     try:
         line = process.stdout.readline()
         address = re.search(r"http://([\d.]+):(\d+)/v2/models/(\S+)", line)

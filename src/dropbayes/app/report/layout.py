@@ -19,7 +19,7 @@ from markupsafe import Markup, escape
 from dropbayes.app.report import svg
 from dropbayes.predictive.scoring import ScoreValue
 from dropbayes.runtime import __version__
-from dropbayes.runtime.formatting import number, percent, score_text
+from dropbayes.runtime.formatting import count, number, percent, score_text
 
 
 @dataclass(frozen=True)
@@ -66,5 +66,5 @@ def template(name: str) -> jinja2.Template:
     tables: dict[str, Any] = {"csv_address": csv_address, "scores_csv": _scores_csv, "columns": text_and_numbers}
     environment.globals.update(tables, share=functools.partial(Column, share=True), score_text=score_text, zip=zip)
     style = Markup(folder.joinpath("style.css").read_text(encoding="utf-8").strip())
-    environment.globals.update(draw=svg.draw, swatch=svg.swatch, version=__version__, style=style)
+    environment.globals.update(draw=svg.draw, swatch=svg.swatch, count=count, version=__version__, style=style)
     return environment.get_template(name)

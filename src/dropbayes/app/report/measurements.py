@@ -74,16 +74,8 @@ class Regression:
         self.spread, rmse = float(self.y.std()), self.scores["rmse"]
         self.useless = 0 < self.spread <= rmse.value + 2 * (rmse.error or 0.0)  # beyond chance no better than the mean
 
-    @property
-    def held(self) -> str:
-        shares = [percent(self.scores[f"coverage_{level}"].value) for level in (50, 80, 95)]
-        return "Intervals that claim 50 %, 80 % and 95 % hold {}, {} and {} of the truths".format(*shares)
-
     def surprise_text(self, surprise: float) -> str:
         return percent(0.95 + surprise)
-
-    def too_sure(self, surprise: float) -> str:
-        return f"Intervals hold only {self.surprise_text(surprise)}"
 
 
 @dataclass(eq=False)
@@ -117,6 +109,9 @@ class Classification:
         occurs, predicted = self.confusion.sum(1), self.confusion.sum(0)
         self.commonest = float(occurs.max() / len(self.labels))  # the share of the commonest class
         self.n_never = int(((occurs > 0) & (predicted == 0)).sum())  # classes that occur and are never predicted
+        mistakes = self.confusion - np.diag(self.confusion.diagonal())
+        i, j = map(int, np.unravel_index(mistakes.argmax(), mistakes.shape))
+        self.commonest_mistake = i, j, int(mistakes[i, j])
         rows = ClassOutcomes(self.labels, self.probabilities, mutual_information=self.epistemic)
         self.reliability, self.risk = reliability_curve(rows), risk_curve(rows)
         self.agreement = class_agreement(self.probabilities, self.labels)
@@ -127,9 +122,6 @@ class Classification:
 
     def surprise_text(self, surprise: float) -> str:
         return f"{100 * surprise:+.1f} %".replace("-", "−")
-
-    def too_sure(self, surprise: float) -> str:
-        return f"Accuracy stays {percent(-surprise)} below confidence"
 
 
 Measured = Regression | Classification

@@ -30,7 +30,7 @@ MAX_CLASSES = 30
 
 
 def page_context(inputs: ReportInputs) -> dict[str, Any]:
-    """What the template of the page reads: measurements, charts, cells of tables, and the sections it has."""
+    """What the template of the page reads: the measurements, and what is made of them."""
     model, x, y, training, features = inputs.model, inputs.x, inputs.y, inputs.training, inputs.features
     shifts = comparison.shifts(features, inputs.ranges)
     outside = {one.name for one in shifts if one.outside > 0.5}
@@ -41,49 +41,29 @@ def page_context(inputs: ReportInputs) -> dict[str, Any]:
     if hasattr(model, "classes_"):
         measured = measurements.classification(model, x, y)
         fit = summary.Fit(beside=comparison.baselines(measured, x, training), time=late)
-        kind = {
-            "advice": summary.probability_advice(measured, fit),
-            "predictions": figures.probabilities(measured),
-            "reliability": [figures.class_reliability(measured)],
-            "class_rows": _class_rows(measured),
-        }
-        headings = {"predictions": "The probabilities", "reliability": "Are the probabilities right?"}
+        kind = {"advice": summary.probability_advice(measured, fit), "class_rows": _class_rows(measured)}
     else:
         in_series = inputs.band_feature is not None and bool((np.diff(x[:, inputs.band_feature]) >= 0).all())
         measured = measurements.regression(model, x, y, in_series=in_series)
         fit = summary.Fit(model.noise, model.transform_.name, comparison.baselines(measured, x, training), late)
-        kind = {
-            "advice": summary.interval_advice(measured, fit, features),
-            "predictions": [figures.predictions(inputs, measured)],
-            "reliability": [figures.coverage(measured), figures.transforms(measured)],
-        }
-        headings = {"predictions": "Predictions and truths", "reliability": "Are the intervals right?"}
+        kind = {"advice": summary.interval_advice(measured, fit, features)}
     ranked = importances(model, x, y, features)
     is_dropped = len(x) >= MIN_ROWS and bool((model.population_.drop_prob > 0).any())
-    headings = {"summary": "In short", **headings, "scores": "Scores", "features": "What matters, and where it errs"}
-    if training or inputs.ranges:
-        headings["training"] = "Are these rows like those trained on?"
-    headings |= {"uncertain": "The most uncertain rows", "deferral": "What deferring would buy"}
-    if is_dropped:
-        headings["dropout"] = "Is the dropout worth its draws?"
-    headings["done"] = "What was done, and how to repeat it"
     return kind | {
-        "headings": headings,
-        "target": inputs.target,
+        "inputs": inputs,
         "n_rows": len(x),
         "n_training": training and len(training[0]),
-        "n_networks": len(model.population_),
         "m": measured,
         "fit": fit,
         "deferral": summary.deferral(measured),
         "baseline_rows": comparison.baseline_rows(fit.beside),
         "importance": importance_table(ranked),
         "segments": SegmentTable(measured, [one.feature for one in ranked[:5]]),
-        "shifts": comparison.ShiftTable(shifts),
+        "shifts": comparison.ShiftTable(shifts) if training or inputs.ranges else None,
         "uncertain": UncertainTable(inputs, measured, [one.feature.name for one in ranked]),
-        "risk_coverage": figures.risk_coverage(measured),
         "dropout": _dropout(inputs, measured) if is_dropped else None,
         "facts": _provenance(inputs, measured),
+        "figures": figures,
         "SHUFFLED_ROWS": SHUFFLED_ROWS,
     }
 

@@ -7,10 +7,10 @@ laptop. Colours are style-sheet classes of the page: a chart follows its light o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -181,19 +181,15 @@ class Axis:
 
 @dataclass(frozen=True, eq=False)
 class Figure:
-    """A chart in the data's units with its caption; the title and the description are for screen readers."""
+    """A chart in the data's units."""
 
     key: str  # a name unique on the page
-    title: str
-    description: str
     x: Axis
     y: Axis  # `low` is at the bottom
     marks: Sequence[Mark]  # drawn in order, over the grid
-    legend: dict[str, str] = field(default_factory=dict)  # the meaning of each kind of mark
-    caption: str = ""
-    heading: str = ""
     half: bool = False  # whether it takes half of the page's width
     grid: bool = True
+    facts: Mapping[str, Any] = field(default_factory=dict)  # what its caption says besides the measurements
 
 
 def swatch(kind: str) -> str:
@@ -203,8 +199,8 @@ def swatch(kind: str) -> str:
     return "M13 7h0" if kind in ("truth", "miss", "known", "bin") else "M1 7H25"
 
 
-def draw(figure: Figure, *, width: int, height: int) -> Markup:
-    """The figure as an SVG element of the given size in its own pixels."""
+def draw(figure: Figure, title: str = "", description: str = "", *, width: int, height: int) -> Markup:
+    """The figure as an SVG element of the given size in its own pixels; its texts are for screen readers."""
     y_ticks = figure.y.tick_marks(max(3, height // 55))
     left = 12 + _LETTER * max((len(text) for _, text in y_ticks), default=1)
     x = Scale(figure.x.low, figure.x.high, start=left, end=width - 20)
@@ -223,7 +219,7 @@ def draw(figure: Figure, *, width: int, height: int) -> Markup:
         f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-labelledby="{key}-t {key}-d" '
         f'data-x="{x.low!r} {x.high!r} {x.start:.2f} {x.end:.2f}" '
         f'data-y="{y.low!r} {y.high!r} {y.start:.2f} {y.end:.2f}">',
-        f'<title id="{key}-t">{escape(figure.title)}</title><desc id="{key}-d">{escape(figure.description)}</desc>',
+        f'<title id="{key}-t">{escape(title)}</title><desc id="{key}-d">{escape(description)}</desc>',
         f'<defs><clipPath id="{key}-c"><rect x="{x.start - 3:.1f}" y="{y.end - 3:.1f}" {inside}/></clipPath></defs>',
         _path(across, "grid") + _path(along, "frame") if figure.grid else "",
         f'<g clip-path="url(#{key}-c)">',
