@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from dropbayes.app.cli import rows
+from dropbayes.app.models import fields
 from dropbayes.app.models.model import load
 from dropbayes.app.models.storage import CARD
 from dropbayes.estimators.recalibration import fit_recalibration
@@ -95,8 +96,9 @@ def test_evaluate_leaves_out_rows_without_target_and_prints_a_table(models, tmp_
 
 def test_evaluate_holds_one_window_of_a_table_and_ranks_every_so_many_rows(models, tmp_path, monkeypatch):
     model, path = load(models / "numbers"), tmp_path / "many.csv"
-    path.write_text(table(3000, seed=3))
-    monkeypatch.setattr(type(model.ensemble), "block_rows", 1000)
+    path.write_text(table(300, seed=3))
+    monkeypatch.setattr(type(model.ensemble), "block_rows", 100)
+    monkeypatch.setattr(fields, "MAX_RANKED", 80)
     held, most, read = [], [], rows.windows
 
     def watched(*arguments, **settings):
@@ -108,9 +110,9 @@ def test_evaluate_holds_one_window_of_a_table_and_ranks_every_so_many_rows(model
     monkeypatch.setattr(rows, "windows", watched)
     found = json.loads(run("evaluate", models / "numbers", path, "--json").text)
     x, y = inputs(model, path), column(rows_of(path.read_text()), "price")
-    crps = model.estimator.predictive(x[::2]).crps(torch.from_numpy(y[::2]))
+    crps = model.estimator.predictive(x[::4]).crps(torch.from_numpy(y[::4]))
     assert found["crps"] == pytest.approx(float(crps.mean()))
-    assert found["n_rows"] == 3000 and len(held) == 3 and max(most) <= 2
+    assert found["n_rows"] == 300 and len(held) == 3 and max(most) <= 2
 
 
 @pytest.mark.parametrize(("file", "told"), [("train.csv", True), ("new.csv", False)])

@@ -99,6 +99,9 @@ def _information(probabilities: Tensor) -> dict[str, NumpyArray]:
     }
 
 
+MAX_RANKED = 2000
+"""The most rows whose CRPS is computed: its cost grows with the square of the draws."""
+
 Judged = tuple[NumpyArray, NumpyArray, Callable[[int], str]]
 """The inputs of some rows, their outcomes (for classes their numbers), and the location of each."""
 
@@ -108,22 +111,22 @@ def outcome_columns(
 ) -> tuple[int, dict[str, NumpyArray]]:
     """The number of draws, and what scores read of rows and their outcomes, with both parts of the uncertainty.
 
-    The CRPS, whose cost grows with the square of the draws, is that of at most 2,000 rows, evenly spread: of every
-    second, fourth ... row where the number of rows is known only after the last.
+    The CRPS is that of rows that are evenly spread: of every second, fourth ... where the number of rows is known only
+    after the last.
     """
     drawn_blocks = ensemble.draw_blocks if hasattr(ensemble, "classes_") else ensemble.predictive_blocks
     blocks, crps = list[dict[str, Tensor]](), torch.empty(0, dtype=torch.float64)
-    first, step, ranked = 0, 1, None if n_rows is None else even_selection(n_rows, 2000)
+    first, step, ranked = 0, 1, None if n_rows is None else even_selection(n_rows, MAX_RANKED)
     with ProgressBar("predict", n_rows, unit="rows", show=None if n_rows else False) as bar:
         for x, y, at in parts:
             for rows, drawn in drawn_blocks(x):
                 numbers = np.arange(first + rows.start, first + rows.stop)
+                while ranked is None and first + rows.stop > MAX_RANKED * step:
+                    crps, step = crps[::2], 2 * step
                 some = torch.from_numpy(numbers % step == 0 if ranked is None else np.isin(numbers, ranked))
                 check_finite({"mean": _mean(drawn).numpy()}, lambda row, start=rows.start, at=at: at(start + row))
                 blocks.append(_block_columns(drawn, torch.from_numpy(y[rows]), some))
                 crps = torch.cat([crps, blocks[-1].pop("crps", crps[:0])])
-                while len(crps) > 2000:
-                    crps, step = crps[::2], 2 * step
                 bar.advance(len(numbers))
             first += len(x)
     joined = {name: torch.cat([block[name] for block in blocks]).numpy() for name in blocks[0]}
