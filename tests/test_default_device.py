@@ -59,7 +59,7 @@ def test_an_estimator_does_not_depend_on_the_default_device(kind, tmp_path):
     results = []
     for device in ("cpu", "meta"):
         with torch.device(device):
-            estimator = kind(effort="quick", random_state=0).fit(x, y)
+            estimator = kind(effort="quick", n_steps=20, random_state=0).fit(x, y)
             estimator.save(tmp_path / "model")
             estimator = kind.load(tmp_path / "model")
             results.append(estimator.predict(x))

@@ -10,7 +10,7 @@ from dropbayes import calibration, scores
 from dropbayes.app.report import measurements, report, summary
 from dropbayes.app.report.comparison import Baseline
 from dropbayes.app.report.features import Feature
-from dropbayes.app.report.layout import template
+from dropbayes.app.report.layout import environment
 from dropbayes.app.report.summary import Fit
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
 from tests.app.report.pages import QUICK, Page, class_rows, regression_rows
@@ -37,7 +37,8 @@ def answers(measured, fit, features=()):
     else:
         advice = summary.interval_advice(measured, fit, features)
     deferral = summary.deferral(measured)
-    page = template("summary.html").render(m=measured, target="t", fit=fit, advice=advice, deferral=deferral)
+    template, known = environment.get_template("summary.html"), {"fit": fit, "advice": advice, "deferral": deferral}
+    page = template.render(known, m=measured, target="t")
     pattern = r'<article class="answer (\w+)">.*?<p class="number">(.*?)</p>\s*<p>(.*?)</p>'
     return [Answer(*found) for found in re.findall(pattern, page.replace("\N{NO-BREAK SPACE}", " "), re.DOTALL)]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from dropbayes.app.report import inputs
 from dropbayes.app.report.features import features_of
-from dropbayes.app.report.layout import template
+from dropbayes.app.report.layout import environment
 from dropbayes.app.report.sections import page_context
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
 from dropbayes.runtime.formatting import printable_name
@@ -94,4 +94,4 @@ def report(
         ranges={printable_name(label): ends for label, ends in (ranges or {}).items()},
     )
     page = page_context(arguments)
-    return template("page.html").render(page, title=printable_name(title, max_length=160)) + "\n"
+    return environment.get_template("page.html").render(page, title=printable_name(title, max_length=160)) + "\n"

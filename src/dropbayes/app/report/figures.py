@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from dropbayes.app.report import svg
@@ -87,7 +85,7 @@ def _band_along(x: Numbers, feature: int, inputs: ReportInputs, measured: Regres
     return Figure("band", x_axis, y_axis, marks, facts={"along": x_axis.label, "known": bool(known), **facts})
 
 
-def _widening(band: Numbers, places: list[str], width: Numbers, known: Numbers | None = None) -> dict[str, Any]:
+def _widening(band: Numbers, places: list[str], width: Numbers, known: Numbers | None = None) -> dict[str, object]:
     """How the width of the 95 % interval varies along the band: places and widths."""
     if known is None:
         return {"ends": [(places[k], width[k]) for k in (width.argmin(), width.argmax())]}

@@ -11,7 +11,6 @@ import urllib.parse
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
 
 import jinja2
 from markupsafe import Markup, escape
@@ -54,17 +53,30 @@ def _scores_csv(scores: Iterable[ScoreValue]) -> str:
     return csv_address(["score", "value", "standard error", "meaning"], cells)
 
 
-def template(name: str) -> jinja2.Template:
-    """A template of this folder, with what templates here know of numbers, tables and charts."""
-    folder = files("dropbayes.app.report")
-    loader = jinja2.FunctionLoader(lambda name: folder.joinpath(name).read_text(encoding="utf-8"))
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, loader=loader)
-    # Binds percent signs to their numbers.
-    environment.filters["unbroken"] = lambda text: Markup(re.sub(r"(?<=\d) %", "\u00a0%", escape(text)))
-    environment.filters.update(number=number, percent=percent, commas="{:,}".format, shell=shlex.quote)
-    environment.tests["command"] = re.compile(r"(dropbayes|python) [a-z-]").match
-    tables: dict[str, Any] = {"csv_address": csv_address, "scores_csv": _scores_csv, "columns": text_and_numbers}
-    environment.globals.update(tables, share=functools.partial(Column, share=True), score_text=score_text, zip=zip)
-    style = Markup(folder.joinpath("style.css").read_text(encoding="utf-8").strip())
-    environment.globals.update(draw=svg.draw, swatch=svg.swatch, count=count, version=__version__, style=style)
-    return environment.get_template(name)
+def _unbroken(text: str) -> Markup:
+    """The text with percent signs bound to their numbers."""
+    return Markup(re.sub(r"(?<=\d) %", "\u00a0%", escape(text)))
+
+
+_folder = files("dropbayes.app.report")
+environment = jinja2.Environment(
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    loader=jinja2.FunctionLoader(lambda name: _folder.joinpath(name).read_text(encoding="utf-8")),
+)
+"""The templates of this folder, with what they know of numbers, tables and charts."""
+environment.filters.update(unbroken=_unbroken, number=number, percent=percent, commas="{:,}".format, shell=shlex.quote)
+environment.tests["command"] = re.compile(r"(dropbayes|python) [a-z-]").match
+environment.globals.update(
+    columns=text_and_numbers,
+    share=functools.partial(Column, share=True),
+    csv_address=csv_address,
+    scores_csv=_scores_csv,
+    score_text=score_text,
+    count=count,
+    zip=zip,
+    draw=svg.draw,
+    swatch=svg.swatch,
+    style=Markup(_folder.joinpath("style.css").read_text(encoding="utf-8").strip()),
+    version=__version__,
+)

@@ -29,7 +29,7 @@ MAX_CLASSES = 30
 """The maximum number of classes in the table of classes."""
 
 
-def page_context(inputs: ReportInputs) -> dict[str, Any]:
+def page_context(inputs: ReportInputs) -> dict[str, object]:
     """What the template of the page reads: the measurements, and what is made of them."""
     model, x, y, training, features = inputs.model, inputs.x, inputs.y, inputs.training, inputs.features
     shifts = comparison.shifts(features, inputs.ranges)
@@ -41,7 +41,10 @@ def page_context(inputs: ReportInputs) -> dict[str, Any]:
     if hasattr(model, "classes_"):
         measured = measurements.classification(model, x, y)
         fit = summary.Fit(beside=comparison.baselines(measured, x, training), time=late)
-        kind = {"advice": summary.probability_advice(measured, fit), "class_rows": _class_rows(measured)}
+        kind: dict[str, object] = {
+            "advice": summary.probability_advice(measured, fit),
+            "class_rows": _class_rows(measured),
+        }
     else:
         in_series = inputs.band_feature is not None and bool((np.diff(x[:, inputs.band_feature]) >= 0).all())
         measured = measurements.regression(model, x, y, in_series=in_series)
@@ -198,7 +201,7 @@ def dropout_verdict(model: Any, x: Numbers, y: NumpyArray, measured: Measured) -
     )
 
 
-def _dropout(inputs: ReportInputs, measured: Measured) -> dict[str, Any]:
+def _dropout(inputs: ReportInputs, measured: Measured) -> dict[str, object]:
     verdict = dropout_verdict(inputs.model, inputs.x, inputs.y, measured)
 
     def typeset(text: str) -> str:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -189,7 +189,7 @@ class Figure:
     marks: Sequence[Mark]  # drawn in order, over the grid
     half: bool = False  # whether it takes half of the page's width
     grid: bool = True
-    facts: Mapping[str, Any] = field(default_factory=dict)  # what its caption says besides the measurements
+    facts: Mapping[str, object] = field(default_factory=dict)  # what its caption says besides the measurements
 
 
 def swatch(kind: str) -> str:
