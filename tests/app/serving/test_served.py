@@ -9,7 +9,7 @@ pytest.importorskip("msgspec", reason="the extra `serve` is not installed")
 
 import msgspec
 
-from dropbayes.app.models.model import load
+from dropbayes.app.models.model import Model, load
 from dropbayes.app.serving.served import ServedModel, Settings, all_outputs
 from tests.app.serving.live import columns_request, live_server, outputs_of
 from tests.app.serving.test_application import COLUMNS
@@ -26,6 +26,14 @@ def test_the_outputs_of_some_rows_are_those_of_the_model(served, models):
     expected = load(models / "numbers").predict(COLUMNS)
     assert found["mean"].tolist() == expected["mean"] and found["outside"].tolist() == expected["outside"]
     assert found["deferred"].all() and set(found) == set(served.outputs)
+
+
+def test_a_model_whose_columns_are_far_from_zero_is_served(tmp_path):
+    days = np.datetime64("2020-01-01") + np.arange(60)
+    frame = {"day": days.astype(str).tolist(), "price": np.exp(np.arange(60) / 20).tolist()}
+    settings = {"n_steps": 20, "n_networks": 1, "drop_prob": 0.05, "weight_decay": 1e-4, "random_state": 0}
+    model = Model.fit(frame, target="price", target_transform="log", **settings).save(tmp_path / "prices")
+    assert set(ServedModel.load(model.path).outputs) > {"mean", "std"}
 
 
 def test_records_are_the_columns_of_the_schema(served):

@@ -83,12 +83,14 @@ class ServedModel:
                 raise ValueError(f"'{module}:{name}' cannot be imported: {error}.") from None
             if not isinstance(predictor, Predictor) or MATRIX in predictor.inputs:
                 raise ValueError(f"'{module}:{name}' must be a dropbayes.Predictor with named `columns`.")
-            version, percentiles = predictor.fingerprint[:12], {}
+            version, percentiles, x = predictor.fingerprint[:12], {}, np.zeros((1, predictor.n_inputs))
         else:
             model = load(path)
             version = hashlib.sha256(repr((model.schema, model.origin, model.digest)).encode()).hexdigest()[:12]
             predictor, name, percentiles = Predictor(model), path.resolve().name, model.uncertainty_percentiles
-        row = Encoded(np.zeros((1, predictor.n_inputs)), {}, {}, {})
+            mean = model.ensemble.population_.x_mean  # far from it, as zero is from a year, a prediction may overflow
+            x = mean[:1, : predictor.n_inputs].double().cpu().numpy()
+        row = Encoded(x, {}, {}, {})
         outputs = all_outputs(predictor.predict_inputs(row.x), row, predictor, defer_above=0.0)
         return cls(name, version, predictor, percentiles, outputs)
 
