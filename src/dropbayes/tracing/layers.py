@@ -33,13 +33,15 @@ def _attention(
     if fused is not None:
         return fused
     scores = (query * scale) @ key.transpose(-2, -1)
+    # 0 for a query that sees no key, as in torch's attention: only a mask of the network's own hides them all.
+    softmax = torch.softmax if attn_mask is None else torch._safe_softmax
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         scores = scores.masked_fill(~attn_mask, -math.inf)
     elif attn_mask is not None:
         scores = scores + attn_mask
-    weights = torch._safe_softmax(scores, -1)  # 0 for a query that sees no key, as in torch's attention
+    weights = softmax(scores, -1)
     return mode.source.dropout("attention", weights, dropout_p, tuple(weights.shape), False).to(value.dtype) @ value
 
 
