@@ -1,5 +1,6 @@
 """Derivatives by the masks, against finite differences, closed forms and draws."""
 
+import concurrent.futures
 import copy
 
 import pytest
@@ -8,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import dropbayes as db
-from dropbayes.linear import covariance, derivatives
+from dropbayes.linear import covariance, derivatives, variables
 from dropbayes.sampling.inputs import split
 from dropbayes.tracing import Given, Interception
 from tests.sampling.zoo import ZOO, build
@@ -126,14 +127,11 @@ def test_a_row_has_among_others_what_it_has_alone(name):
 def test_an_operation_that_cannot_be_mapped_is_differentiated_one_by_one(monkeypatch):
     net, x = build("dropout_mlp")
     expected = covariance(net, x)
-    grad = torch.autograd.grad
 
-    def unmapped(*args, is_grads_batched=False, **kwargs):
-        if is_grads_batched:
-            raise RuntimeError("no batching rule")
-        return grad(*args, **kwargs)
+    def unmapped(function, **options):
+        raise RuntimeError("no batching rule")
 
-    monkeypatch.setattr(derivatives.torch.autograd, "grad", unmapped)
+    monkeypatch.setattr(derivatives.torch, "vmap", unmapped)
     torch.testing.assert_close(covariance(net, x), expected)
 
 
@@ -185,3 +183,43 @@ def test_a_network_that_differentiates_itself_has_its_masks_in_both_passes():
     torch.testing.assert_close(found.epistemic, expected, rtol=1e-4, atol=1e-6)
     drawn = db.predict(net, x, n_draws=20)
     assert not (drawn.mean.requires_grad or drawn.epistemic.requires_grad or db.draws(net, x, n_draws=2).requires_grad)
+
+
+@pytest.mark.parametrize("name", ["dropout_mlp", "convnet_with_batch_norm", "bert_sdpa", "lstm"])
+def test_a_mode_in_the_modules_that_drop_alone_gives_the_bits_of_one_throughout(monkeypatch, name):
+    net, x = build(name)
+    found = [db.predict(net, x, method="linear") for _ in range(2)][-1]
+    monkeypatch.setattr(derivatives, "_view_at_sites", lambda _: None)
+    expected = db.predict(build(name)[0], x, method="linear")
+    assert all(map(torch.equal, *(split((one.mean, one.epistemic))[0] for one in (found, expected))))
+
+
+def test_a_mode_in_the_modules_that_drop_sees_nothing_else(monkeypatch):
+    (net, x), seen = build("convnet_with_batch_norm"), []
+    expected = db.predict(net, x, method="linear")
+    monkeypatch.setattr(variables.SiteVariables, "after", lambda self, func, *rest: seen.append(func))
+    assert torch.equal(db.predict(net, x, method="linear").epistemic, expected.epistemic)
+    assert set(seen) == {F.dropout, F.dropout2d}
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+def test_dropout_past_the_forward_of_its_module_is_a_variable_in_every_pass(hooked):
+    """By the function of its class, and by a hook."""
+    torch.manual_seed(0)
+    call = (lambda m, x: m.head(m.drop(x))) if hooked else (lambda m, x: m.head(nn.Dropout.forward(m.drop, x)))
+    net, x = Module(call, drop=nn.Identity() if hooked else nn.Dropout(0.5), head=nn.Linear(3, 2)), torch.randn(4, 3)
+    if hooked:
+        net.head.register_forward_pre_hook(lambda m, args: F.dropout(args[0], 0.5, m.training))
+    expected = (x[:, None] * net.head.weight).square().sum(2).detach()
+    for _ in range(3):
+        torch.testing.assert_close(db.predict(net, x, method="linear").epistemic, expected)
+
+
+def test_threads_differentiate_the_same_network_at_a_time():
+    net, x = build("dropout_mlp")
+    rows = [x * scale for scale in range(1, 9)]
+    expected = [db.predict(net, one, method="linear").epistemic for one in rows]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for _ in range(5):
+            found = pool.map(lambda one: db.predict(net, one, method="linear").epistemic, rows)
+            assert all(map(torch.equal, found, expected))

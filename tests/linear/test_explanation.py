@@ -110,6 +110,14 @@ def test_an_image_has_first_order_shares():
     torch.testing.assert_close(why.baseline, -terms.flatten(1).sum(1))
 
 
+def test_the_first_order_shares_of_all_outputs_are_the_sum_of_those_of_each():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 2), nn.Tanh(), nn.Dropout2d(0.5), nn.Flatten(), nn.Linear(16, 2)).double()
+    x = torch.randn(4, 3, 3, 3, dtype=torch.float64)
+    each = [explain(net, x, output=number).by_feature for number in range(2)]
+    torch.testing.assert_close(explain(net, x).by_feature, sum(each))
+
+
 def test_a_planted_cause_is_ranked_first():
     """The network is a sum of one-feature functions, of which one drops all of its units: it alone is unsure."""
     found = 0

@@ -159,7 +159,7 @@ def explain(
         )
     chosen = None
     if output == "largest":
-        chosen = torch.cat([linear.flat(0).argmax(1, keepdim=True) for _, linear in plan.linearised(inputs)])
+        chosen = torch.cat([linear.outputs[0].argmax(1, keepdim=True) for _, linear in plan.linearised(inputs)])
     elif output is not None:
         chosen = torch.full((inputs.n_rows, 1), output, device=inputs.device)
     sites, by_unit = _unit_shares(plan, inputs, chosen)
@@ -174,8 +174,7 @@ def explain(
 
 def _explained(linear: Linearisation, rows: range, chosen: Tensor | None) -> Linearisation:
     """The linearisation of the outputs that are explained: the chosen one of each row, or all."""
-    flat = linear.flat(0)
-    return replace(linear, outputs=[flat if chosen is None else flat.gather(1, chosen[rows.start : rows.stop])])
+    return linear if chosen is None else linear.chosen(0, chosen[rows.start : rows.stop])
 
 
 def _unit_shares(

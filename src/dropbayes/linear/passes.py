@@ -122,38 +122,34 @@ class LinearPlan:
         for rows, linear in self.linearised(inputs):
             outputs: list[Tensor] = []
             variances: list[Tensor] = []
-            for index, output in enumerate(linear.outputs):
+            for index, (tensor, mean) in enumerate(zip(linear.tensors, linear.outputs, strict=True)):
                 judged = self.judged in (None, index)
-                points, variance = self._summary(linear, index) if judged else (linear.flat(index)[None], None)
-                shape = torch.view_as_real(output).shape if output.is_complex() else output.shape
-                points = points.detach().to(linear.flat(index).dtype).view(len(points), *shape)
-                outputs.append(torch.view_as_complex(points.contiguous()) if output.is_complex() else points)
-                variances.append(torch.zeros(shape, device=output.device) if variance is None else variance.view(shape))
+                points, variance = self._summary(linear, index) if judged else (mean[None], None)
+                shape = torch.view_as_real(tensor).shape if tensor.is_complex() else tensor.shape
+                points = points.detach().to(mean.dtype).view(len(points), *shape)
+                outputs.append(torch.view_as_complex(points.contiguous()) if tensor.is_complex() else points)
+                variances.append(torch.zeros(shape, device=mean.device) if variance is None else variance.view(shape))
             moments = None
             if self.only_moments and len(outputs) == 1 and not outputs[0].is_complex():
                 moments = outputs[0][0].to(dtype := result_dtype(outputs[0])), variances[0].to(dtype)
             yield Block(rows, range(1), outputs, variances if self.only_moments else None, moments)
 
-    @torch.inference_mode(False)
-    @torch.enable_grad()
     def _summary(self, linear: Linearisation, index: int) -> tuple[Tensor, Tensor | None]:
         """The mean `[1, row, output]` and the variance `[row, output]` of an output; or points, and no variance."""
-        mean, options = linear.flat(index), self.options
+        mean, options = linear.outputs[index].detach(), self.options
         at_once = max(1, self.max_bytes // max(1, self.profile.pass_bytes * linear.n_rows))
         if mean.shape[1] > options.max_outputs and options.above == "probes":
-            moved = linear.deviations(index, options.n_probes, at_once).detach()
-            if self.only_moments:
-                return mean[None], moved.double().square().mean(0)
-            return mean.detach() + moved, None
+            moved = linear.deviations(index, options.n_probes, at_once)
+            return (mean[None], moved.double().square().mean(0)) if self.only_moments else (mean + moved, None)
         if mean.shape[1] <= options.max_outputs:
             if self.only_moments:
                 return mean[None], linear.variance(index, at_once)
-            return linear.points(index, N_POINTS, at_once).detach(), None
-        chosen = mean.detach().topk(options.max_outputs).indices
-        points, variance = self._summary(replace(linear, outputs=[mean.gather(1, chosen)]), 0)
+            return linear.points(index, N_POINTS, at_once), None
+        chosen = mean.topk(options.max_outputs).indices
+        points, variance = self._summary(linear.chosen(index, chosen), 0)
         if variance is not None:
             return mean[None], torch.zeros_like(mean.double()).scatter(1, chosen, variance)
-        whole = mean.detach().double().expand(len(points), -1, -1)
+        whole = mean.double().expand(len(points), -1, -1)
         return whole.scatter(2, chosen.expand(len(points), -1, -1), points), None
 
 
@@ -239,7 +235,7 @@ def _plan_of(inspection: Inspection, inputs: Inputs, options: Linear, sampling: 
 
 def _checked_sizes(linear: Linearisation) -> tuple[int, ...]:
     """The numbers in each tensor of a row's output."""
-    for output in linear.outputs:
+    for output in linear.tensors:
         if not (output.is_floating_point() or output.is_complex()):
             raise ValueError(
                 f'`method` "linear" needs outputs that are real numbers; `net` returns {output.dtype}, which has no '
@@ -250,7 +246,7 @@ def _checked_sizes(linear: Linearisation) -> tuple[int, ...]:
             '`method` "linear" needs an output that has derivatives; that of `net` has none. Remove torch.no_grad, '
             '.detach() and .item() from its forward, or use method="sampling".'
         )
-    return tuple(linear.flat(index).shape[1] for index in range(len(linear.outputs)))
+    return tuple(output.shape[1] for output in linear.outputs)
 
 
 @dataclass(frozen=True)

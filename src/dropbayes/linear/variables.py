@@ -48,30 +48,38 @@ class Variable:
         """The shape of the numbers."""
         return tuple(self.value.shape) if self.factor is None else self.mask_shape
 
-    def derivative(self, gradients: Tensor) -> Tensor:
-        """The derivatives by the numbers, from those by the value, `[combination, ...]`."""
-        if self.factor is None:
-            return gradients
-        factor = self.factor if gradients.requires_grad else self.factor.detach()
-        return (gradients * factor).sum_to_size(len(gradients), *self.shape)
+    @property
+    def scale(self) -> float:
+        """The standard deviation that all numbers have in common; 1 if each has its own."""
+        return 1.0 if isinstance(self.std, Tensor) else self.std
+
+    def derivative(self, gradient: Tensor) -> Tensor:
+        """The derivatives by the numbers, from those by the value."""
+        return gradient if self.factor is None else (gradient * self.factor).sum_to_size(self.shape)
 
 
 class SiteVariables(Source):
     """A source of variables in place of random numbers.
 
     `tied`: all positions of a sequence have the same mask. `leaves`: masks are leaves of the graph, for a network that
-    writes into what it has dropped from, or differentiates itself.
+    writes into what it has dropped from, or differentiates itself. `twice`: derivatives can be differentiated again.
     """
 
     def __init__(
-        self, profile: Profile, names: SiteNames, ignored: tuple[str, ...], tied: bool, leaves: bool = False
+        self, profile: Profile, names: SiteNames, ignored: tuple[str, ...], tied: bool, leaves: bool, twice: bool
     ) -> None:
         self.variables: list[Variable] = []
-        self._profile, self._names, self._ignored, self._tied, self._leaves = profile, names, ignored, tied, leaves
+        self._profile, self._names, self._ignored = profile, names, ignored
+        self._tied, self._leaves, self._twice = tied, leaves, twice
         self._by_name = {site.name: site for site in profile.sites} if profile.by_name else {}
         self._following = iter(profile.sites)
         self._drawn: Variable | None = None  # the numbers that the running operation has asked for
         self.has_derivatives = False  # the network differentiates itself, and masks are in its backward pass as well
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every site was met, in their order."""
+        return next(self._following, None) is None
 
     def is_off(self, training: bool) -> bool:
         return self._is_ignored() or not (training or is_ours(self._names.caller()[1]))
@@ -95,7 +103,8 @@ class SiteVariables(Source):
             tied = {position.axis for position in site.positions} if self._tied else set[int]()
             mask_shape = tuple(1 if axis in tied else length for axis, length in enumerate(shape))
             product = x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
-            self.variables.append(Variable(site, product, std, x, mask_shape, version(product)))
+            factor = x if self._twice else x.detach()
+            self.variables.append(Variable(site, product, std, factor, mask_shape, version(product)))
             return product
         factors = self._add(kind, torch.ones(shape, dtype=x.dtype, device=x.device), std)
         return x.mul_(factors) if inplace and not isinstance(x, nn.Parameter) else x * factors
