@@ -101,13 +101,11 @@ def _of_ramps(slope: float, mean: Tensor, std: Tensor) -> tuple[list[Tensor], Te
     """The coefficients and the second moment of u for positive u and `slope` u for negative ones."""
     ratio = mean / std
     below, density = torch.special.ndtr(ratio), torch.exp(-ratio.square() / 2) / math.sqrt(2 * math.pi)
-    polynomials = [torch.ones_like(ratio), ratio]
-    for k in range(2, _N_TERMS):
-        polynomials.append(ratio * polynomials[-1] - (k - 1) * polynomials[-2])
     rest = 1 - slope
     terms = [slope * mean + rest * (mean * below + std * density), std * (slope + rest * below)]
     for k in range(2, _N_TERMS):
-        terms.append(rest * (-1) ** k * std * density * polynomials[k - 2] / math.sqrt(math.factorial(k)))
+        polynomial = torch.special.hermite_polynomial_he(ratio, k - 2)
+        terms.append(rest * (-1) ** k * std * density * polynomial / math.sqrt(math.factorial(k)))
     whole = mean.square() + std.square()
     return terms, slope**2 * whole + (1 - slope**2) * (whole * below + mean * std * density)
 
@@ -117,7 +115,6 @@ def _by_quadrature(layer: nn.Module, mean: Tensor, std: Tensor) -> tuple[list[Te
     nodes, weights = (torch.from_numpy(z).to(mean) for z in np.polynomial.hermite_e.hermegauss(_N_NODES))
     weights = weights / math.sqrt(2 * math.pi)
     values = layer(mean.unsqueeze(-1) + std.unsqueeze(-1) * nodes)
-    polynomials = [torch.ones_like(nodes), nodes]
-    for k in range(2, _N_TERMS):
-        polynomials.append((nodes * polynomials[-1] - math.sqrt(k - 1) * polynomials[-2]) / math.sqrt(k))
-    return [values @ (weights * one) for one in polynomials], values.square() @ weights
+    polynomials = [torch.special.hermite_polynomial_he(nodes, k) for k in range(_N_TERMS)]
+    terms = [values @ (weights * one) / math.sqrt(math.factorial(k)) for k, one in enumerate(polynomials)]
+    return terms, values.square() @ weights
