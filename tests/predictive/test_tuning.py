@@ -298,7 +298,7 @@ def test_padding_does_not_count(fitted):
 
 def test_on_a_text_none_is_an_answer(fitted):
     model, text = fitted
-    tuning = tune_dropout(model, text, per="network", tolerance=0.0, drop_probs=[0.3, 0.5], n_draws=4)
+    tuning = tune_dropout(model, text, tolerance=0.0, drop_probs=[0.3, 0.5], n_draws=4)
     assert not tuning.drop_probs and tuning.network is model and "nats per token" in str(tuning)
 
 
@@ -321,5 +321,7 @@ class Summing(nn.Module):
 
 
 def test_a_text_has_one_rate_for_the_whole_network(fitted):
+    tuning = tune_dropout(*fitted, drop_probs=[0.3], n_draws=2)
+    assert list(tuning.tried) == [0.3]
     with pytest.raises(ValueError, match=r"`per` must be \"network\", or, with outcomes"):
-        tune_dropout(*fitted)
+        tune_dropout(*fitted, per="layer")

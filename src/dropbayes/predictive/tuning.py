@@ -87,7 +87,7 @@ def tune_dropout(
     *,
     likelihood: Likelihood | None = None,
     where: Callable[[str, nn.Module], bool] | Collection[str] | None = None,
-    per: Literal["network", "layer", "unit"] = "layer",
+    per: Literal["network", "layer", "unit"] | None = None,
     drop_probs: Sequence[float] = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3),
     tolerance: float | None = None,
     sampling: Sampling = Sampling(),
@@ -111,9 +111,9 @@ def tune_dropout(
             `Gaussian`, whose precision is fitted in any case.
         where: The weight layers that are given dropout (`add_dropout`); by default all of a network that has none. One
             with dropout keeps it, and its rates are fitted.
-        per: What has a rate of its own: a layer; each unit, for a Gaussian likelihood, where how far the rates of units
-            leave those of their layer is chosen on the rows that judge; or the whole network, whose rate is one of
-            `drop_probs`, and which needs no derivatives.
+        per: What has a rate of its own: by default a layer, of a text the whole network, whose rate is one of
+            `drop_probs`, and which needs no derivatives; or each unit, for a Gaussian likelihood, where how far the
+            rates of units leave those of their layer is chosen on the rows that judge.
         drop_probs: The rates of a whole network to try.
         tolerance: Not the best rate of a whole network but the largest that costs at most so many nats per row against
             none: the widest distribution over functions that is consistent with the rows.
@@ -127,6 +127,7 @@ def tune_dropout(
         >>> tuning.log_likelihood >= tuning.plain_log_likelihood
         True
     """
+    per = per or ("network" if y is None else "layer")
     if per not in ("network", "layer", "unit") or (y is None and per != "network"):
         raise ValueError(f'`per` must be "network", or, with outcomes `y`, "layer" or "unit"; got {per!r}.')
     if not drop_probs or not all(0 < p < 1 for p in drop_probs):
