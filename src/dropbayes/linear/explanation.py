@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from dropbayes.linear.derivatives import Linearisation
 from dropbayes.linear.passes import Linear, LinearPlan, linear_plan
 from dropbayes.runtime.formatting import Table
 from dropbayes.runtime.validation import needed_for
@@ -172,20 +171,15 @@ def explain(
     return Explanation(sites, by_unit, by_position, by_feature, tuple(names))
 
 
-def _explained(linear: Linearisation, rows: range, chosen: Tensor | None) -> Linearisation:
-    """The linearisation of the outputs that are explained: the chosen one of each row, or all."""
-    return linear if chosen is None else linear.chosen(0, chosen[rows.start : rows.stop])
-
-
 def _unit_shares(
     plan: LinearPlan, inputs: Inputs, chosen: Tensor | None
 ) -> tuple[tuple[Site, ...], tuple[Tensor, ...]]:
     """The sites, and the share of each of their units, in the shape of a row's mask without its axis of rows."""
     sites: tuple[Site, ...] = ()
     blocks: list[list[Tensor]] = []
-    for rows, linear in plan.linearised(inputs):
+    for rows, linear in plan.linearised(inputs, chosen):
         sites, shares = tuple(variable.site for variable in linear.variables), []
-        for site, slope in zip(sites, _explained(linear, rows, chosen).slopes(), strict=True):
+        for site, slope in zip(sites, linear.slopes(), strict=True):
             units, axis = slope.square().sum(0).view(len(rows), *site.shape), _row_axis(site)
             shares.append(units if axis is None else units.squeeze(1 + axis))
         blocks.append(shares)
@@ -244,10 +238,9 @@ def _feature_shares(plan: LinearPlan, inputs: Inputs, baseline: Tensor | None, c
     for output in [None] if chosen is None else chosen.unique().tolist():
 
         def variance(mixed: Tensor, output: int | None = output) -> Tensor:
-            blocks = plan.linearised(replace(inputs, leaves=(mixed,), n_rows=len(mixed)))
             same = None if output is None else torch.full((len(mixed), 1), output, device=mixed.device)
-            explained = (_explained(linear, rows, same) for rows, linear in blocks)
-            return torch.cat([linear.variance(0, plan.sizes[0]).sum(1) for linear in explained])
+            blocks = plan.linearised(replace(inputs, leaves=(mixed,), n_rows=len(mixed)), same)
+            return torch.cat([linear.variance(0, plan.sizes[0]).sum(1) for _, linear in blocks])
 
         rows: Any = slice(None) if chosen is None else chosen[:, 0] == output
         shares[rows] = shapley(variance, x[rows], start).to(x)
@@ -258,8 +251,8 @@ def _first_order(plan: LinearPlan, inputs: Inputs, chosen: Tensor | None) -> Ten
     """The derivative of the variance by each number of the input."""
     leaf = inputs.leaves[0].detach().clone().requires_grad_()
     slopes = []
-    for rows, linear in plan.linearised(replace(inputs, leaves=(leaf,)), twice=True):
-        total = torch.stack([one.square().sum() for one in _explained(linear, rows, chosen).slopes()]).sum()
+    for rows, linear in plan.linearised(replace(inputs, leaves=(leaf,)), chosen, twice=True):
+        total = torch.stack([one.square().sum() for one in linear.slopes()]).sum()
         slope = torch.autograd.grad(total, leaf, allow_unused=True)[0] if total.requires_grad else None
         slope = torch.zeros_like(leaf) if slope is None else slope
         slopes.append(slope.movedim(inputs.axes[0] or 0, 0)[rows.start : rows.stop])

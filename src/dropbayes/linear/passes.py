@@ -100,12 +100,15 @@ class LinearPlan:
             )
         return self.sizes[0]
 
-    def linearised(self, inputs: Inputs, *, twice: bool = False) -> Iterator[tuple[range, Linearisation]]:
-        """The linearisation of the rows, block by block."""
+    def linearised(
+        self, inputs: Inputs, chosen: Tensor | None = None, *, twice: bool = False
+    ) -> Iterator[tuple[range, Linearisation]]:
+        """The linearisation of the rows, block by block; of the chosen numbers of the first output `[row, choice]`."""
         for start in range(0, inputs.n_rows, self.block_rows):
             rows = range(start, min(start + self.block_rows, inputs.n_rows))
             block = inputs if len(rows) == inputs.n_rows else inputs.block(rows.start, rows.stop)
-            yield rows, linearise(self.inspection, block, self.ignored, self.tied, twice)
+            linear = linearise(self.inspection, block, self.ignored, self.tied, twice)
+            yield rows, linear if chosen is None else linear.chosen(0, chosen[rows.start : rows.stop])
 
     @property
     def block_rows(self) -> int:
@@ -173,10 +176,8 @@ def one_pass_plan(
     if inputs.device.type != "cpu":  # the comparison with what was inspected costs no time while a GPU works
         known = recall(net, inputs, sampling.ignored, positions=sampling.positions is not None)
         started = None if known is None else _started(known, inputs, method, sampling, tensor, only_moments)
-    plan = linear_plan(net, inputs, method, sampling)
-    if started is not None and started.inspection is plan.inspection:
-        return started
-    return replace(plan, judged=tensor(plan.profile), only_moments=only_moments)
+    plan = linear_plan(net, inputs, method, sampling, started)
+    return plan if plan is started else replace(plan, judged=tensor(plan.profile), only_moments=only_moments)
 
 
 def _started(
@@ -192,13 +193,15 @@ def _started(
         return None
 
 
-def linear_plan(net: nn.Module, inputs: Inputs, options: Linear, sampling: Sampling = Sampling()) -> LinearPlan:
-    """The plan for a network that was checked to be random and to have derivatives.
+def linear_plan(
+    net: nn.Module, inputs: Inputs, options: Linear, sampling: Sampling = Sampling(), started: LinearPlan | None = None
+) -> LinearPlan:
+    """The plan for a network that was checked to be random and to have derivatives: the one started, if it still holds.
 
     Nothing is known of a function that a network takes of its own random numbers (a relaxed gate is flat at their
     means): a few draws are compared, once, and what is far off is warned of.
     """
-    plan = _unchecked_plan(net, inputs, options, sampling)
+    plan = _unchecked_plan(net, inputs, options, sampling, started)
     own, known = {site.kind for site in plan.profile.sites if site.is_random} - MASK_KINDS, plan.inspection.strategies
     if own and "check" not in known:
         few = inputs if inputs.is_one_row else inputs.block(0, min(inputs.n_rows, _CHECKED_ROWS))
@@ -209,8 +212,12 @@ def linear_plan(net: nn.Module, inputs: Inputs, options: Linear, sampling: Sampl
     return plan
 
 
-def _unchecked_plan(net: nn.Module, inputs: Inputs, options: Linear, sampling: Sampling) -> LinearPlan:
+def _unchecked_plan(
+    net: nn.Module, inputs: Inputs, options: Linear, sampling: Sampling, started: LinearPlan | None = None
+) -> LinearPlan:
     inspection = inspect(checked_network(net), inputs, sampling.ignored, positions=sampling.positions is not None)
+    if started is not None and started.inspection is inspection:
+        return started
     return _plan_of(inspection, inputs, options, sampling)
 
 
