@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils import checkpoint
 
 import dropbayes as db
 from dropbayes.linear import covariance, derivatives, variables
@@ -223,3 +224,13 @@ def test_threads_differentiate_the_same_network_at_a_time():
         for _ in range(5):
             found = pool.map(lambda one: db.predict(net, one, method="linear").epistemic, rows)
             assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("n_outputs", [1, 2])
+def test_dropout_that_runs_again_in_the_backward_pass_is_refused_with_a_remedy(n_outputs):
+    def forward(m, x):
+        return checkpoint.checkpoint(lambda z: m.head(m.drop(z)), m.first(x), use_reentrant=False).tanh()
+
+    net = Module(forward, first=nn.Dropout(0.2), drop=nn.Dropout(0.5), head=nn.Linear(3, n_outputs))
+    with pytest.raises(NotImplementedError, match="checkpointing off"):
+        db.predict(net, torch.randn(4, 3), method="linear")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
@@ -74,7 +74,6 @@ class Linearisation:
     def _by_row(self, variable: Variable, gradient: Tensor) -> Tensor:
         """The derivatives by the numbers of a variable, `[row, unit]`, from those by its value."""
         slope, layout = variable.derivative(gradient), variable.site.layout
-        slope = slope * variable.std if isinstance(variable.std, Tensor) else slope
         slope = slope if slope.dtype.itemsize > 2 else slope.float()
         if layout is not None and layout.axis > 0:
             slope = slope.unflatten(layout.axis, (self.n_rows, -1)).movedim(layout.axis, 0)
@@ -82,15 +81,15 @@ class Linearisation:
 
     def slopes(self, index: int = 0, at_once: int | None = None) -> list[Tensor]:
         """The scaled derivatives of each number of an output by each variable, `[output, row, unit]`."""
-        scales = [variable.scale for variable in self.variables]
-        return self._each(index, lambda found: [a * b for a, b in zip(found, scales, strict=True)], at_once)
+        stds = [variable.std for variable in self.variables]
+        return self._each(index, lambda found: [a * b for a, b in zip(found, stds, strict=True)], at_once)
 
     def variance(self, index: int, at_once: int) -> Tensor:
         """The variance of each number of an output, `[row, output]`; `at_once` of them are differentiated together."""
 
         def variance(slopes: list[Tensor]) -> Tensor:
             norms = [torch.linalg.vector_norm(slope, dim=1) for slope in slopes]
-            scaled = [norm * variable.scale for norm, variable in zip(norms, self.variables, strict=True)]
+            scaled = [norm * variable.std for norm, variable in zip(norms, self.variables, strict=True)]
             return torch.stack(scaled).double().square().sum(0)
 
         return self._each(index, variance, at_once).T
@@ -157,9 +156,13 @@ def linearise(
     seeded = keyed_generators(None) if profile.seeds_torch else contextlib.nullcontext()
     has_gates = any(site.kind in ("rand", "randperm", "bernoulli") for site in profile.sites)
     mode = (AtMeans if has_gates else Interception)(source)
-    with seeded, mode if at_sites is None else _entered_at_sites(mode):
-        tensors, _ = split(eagerly(inputs.call)(net, leaves))
-    if at_sites is not None and not source.is_complete:
+    before = _at_sites.set(mode)
+    try:
+        with seeded, mode if at_sites is None else contextlib.nullcontext():
+            tensors, _ = split(eagerly(inputs.call)(net, leaves))
+    finally:
+        _at_sites.reset(before)
+    if at_sites is not None and len(source.variables) < profile.n_random:
         inspection.strategies["at sites"] = None
         return linearise(inspection, inputs, ignored, tied, twice)
     products = [variable for variable in source.variables if variable.factor is not None]
@@ -174,16 +177,6 @@ def linearise(
 
 
 _at_sites: ContextVar[Interception] = ContextVar("at_sites")
-
-
-@contextlib.contextmanager
-def _entered_at_sites(mode: Interception) -> Iterator[None]:
-    """The mode is on in the modules of `_view_at_sites` alone."""
-    before = _at_sites.set(mode)
-    try:
-        yield
-    finally:
-        _at_sites.reset(before)
 
 
 def _view_at_sites(inspection: Inspection) -> nn.Module | None:
@@ -206,7 +199,13 @@ def _view_at_sites(inspection: Inspection) -> nn.Module | None:
 
 
 def _run_at_site(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    with _at_sites.get():
+    mode = _at_sites.get(None)
+    if mode is None:
+        raise NotImplementedError(
+            "`net` drops once more in its backward pass (torch.utils.checkpoint), where its masks are not known. "
+            'Switch checkpointing off, or use method="sampling".'
+        )
+    with mode:
         return forward(*args, **kwargs)
 
 

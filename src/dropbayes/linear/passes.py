@@ -176,8 +176,10 @@ def one_pass_plan(
     if inputs.device.type != "cpu":  # the comparison with what was inspected costs no time while a GPU works
         known = recall(net, inputs, sampling.ignored, positions=sampling.positions is not None)
         started = None if known is None else _started(known, inputs, method, sampling, tensor, only_moments)
-    plan = linear_plan(net, inputs, method, sampling, started)
-    return plan if plan is started else replace(plan, judged=tensor(plan.profile), only_moments=only_moments)
+    plan = linear_plan(net, inputs, method, sampling)
+    if started is not None and started.inspection is plan.inspection:
+        return started
+    return replace(plan, judged=tensor(plan.profile), only_moments=only_moments)
 
 
 def _started(
@@ -193,15 +195,13 @@ def _started(
         return None
 
 
-def linear_plan(
-    net: nn.Module, inputs: Inputs, options: Linear, sampling: Sampling = Sampling(), started: LinearPlan | None = None
-) -> LinearPlan:
-    """The plan for a network that was checked to be random and to have derivatives: the one started, if it still holds.
+def linear_plan(net: nn.Module, inputs: Inputs, options: Linear, sampling: Sampling = Sampling()) -> LinearPlan:
+    """The plan for a network that was checked to be random and to have derivatives.
 
     Nothing is known of a function that a network takes of its own random numbers (a relaxed gate is flat at their
     means): a few draws are compared, once, and what is far off is warned of.
     """
-    plan = _unchecked_plan(net, inputs, options, sampling, started)
+    plan = _unchecked_plan(net, inputs, options, sampling)
     own, known = {site.kind for site in plan.profile.sites if site.is_random} - MASK_KINDS, plan.inspection.strategies
     if own and "check" not in known:
         few = inputs if inputs.is_one_row else inputs.block(0, min(inputs.n_rows, _CHECKED_ROWS))
@@ -212,12 +212,8 @@ def linear_plan(
     return plan
 
 
-def _unchecked_plan(
-    net: nn.Module, inputs: Inputs, options: Linear, sampling: Sampling, started: LinearPlan | None = None
-) -> LinearPlan:
+def _unchecked_plan(net: nn.Module, inputs: Inputs, options: Linear, sampling: Sampling) -> LinearPlan:
     inspection = inspect(checked_network(net), inputs, sampling.ignored, positions=sampling.positions is not None)
-    if started is not None and started.inspection is inspection:
-        return started
     return _plan_of(inspection, inputs, options, sampling)
 
 

@@ -38,7 +38,7 @@ class Variable:
     site: Site
     value: Tensor
     """The numbers, a leaf of the graph of length 1 along positions that share them; or the product with a mask."""
-    std: float | Tensor  #: The standard deviation of each number: one for all, or of the value's shape.
+    std: float  #: The standard deviation of each number.
     factor: Tensor | None = None  #: What the mask multiplies; None if the value is the numbers.
     mask_shape: tuple[int, ...] = ()
     version: int = 0  # of the product and of the factor, which share their memory
@@ -47,11 +47,6 @@ class Variable:
     def shape(self) -> tuple[int, ...]:
         """The shape of the numbers."""
         return tuple(self.value.shape) if self.factor is None else self.mask_shape
-
-    @property
-    def scale(self) -> float:
-        """The standard deviation that all numbers have in common; 1 if each has its own."""
-        return 1.0 if isinstance(self.std, Tensor) else self.std
 
     def derivative(self, gradient: Tensor) -> Tensor:
         """The derivatives by the numbers, from those by the value."""
@@ -75,11 +70,6 @@ class SiteVariables(Source):
         self._following = iter(profile.sites)
         self._drawn: Variable | None = None  # the numbers that the running operation has asked for
         self.has_derivatives = False  # the network differentiates itself, and masks are in its backward pass as well
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every site was met, in their order."""
-        return next(self._following, None) is None
 
     def is_off(self, training: bool) -> bool:
         return self._is_ignored() or not (training or is_ours(self._names.caller()[1]))
@@ -123,9 +113,9 @@ class SiteVariables(Source):
         if self._is_ignored():
             return probability
         chance = probability.detach()
-        noise = self._add("bernoulli", torch.zeros_like(chance), (chance * (1 - chance)) ** 0.5)
+        noise = self._add("bernoulli", torch.zeros_like(chance), 1.0)
         self._drawn = self.variables[-1]
-        return probability + noise
+        return probability + (chance * (1 - chance)).sqrt() * noise
 
     def drawn(self) -> Variable | None:
         drawn, self._drawn = self._drawn, None
@@ -134,8 +124,8 @@ class SiteVariables(Source):
     def gate(self, site: Variable, chance: Tensor) -> Tensor:
         self.variables.remove(site)
         noise = torch.zeros_like(chance).requires_grad_()
-        self.variables.append(Variable(site.site, noise, (chance * (1 - chance)) ** 0.5))
-        return chance + noise
+        self.variables.append(Variable(site.site, noise, 1.0))
+        return chance + (chance * (1 - chance)).sqrt() * noise
 
     def chooses(self, site: Variable, operation: str) -> None:
         # What a mask multiplies may be ordered or compared, which has derivatives nearly everywhere; a uniform may not.
@@ -160,12 +150,11 @@ class SiteVariables(Source):
         path, module = self._names.caller() if self._ignored else ("", None)
         return module is not None and is_ignored(self._ignored, path, module)
 
-    def _add(self, kind: str, mean: Tensor, std: float | Tensor) -> Tensor:
+    def _add(self, kind: str, mean: Tensor, std: float) -> Tensor:
         """The next variable, at its mean."""
         site, value = self._next(kind), mean.detach()
         for position in site.positions if self._tied else ():
             value = value.narrow(position.axis, 0, 1)
-            std = std.narrow(position.axis, 0, 1) if isinstance(std, Tensor) else std
         value = value.clone().requires_grad_()
         self.variables.append(Variable(site, value, std))
         return value.expand(mean.shape)

@@ -39,10 +39,8 @@ def text_densities(sampled: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
 
     Scaled so that the mean over rows is the mean over tokens.
     """
-    ids, mask = inputs["input_ids"], inputs.get("attention_mask")
-    counted = (torch.ones_like(ids) if mask is None else mask)[:, 1:].double()
-    if mask is not None:
-        counted = counted * mask[:, :-1]  # the first token after padding has no context
+    mask = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"]))
+    counted = (mask[:, 1:] * mask[:, :-1]).double()  # the first token after padding has no context
     if not counted.sum() > 0:
         raise ValueError("`x` must hold a text of two tokens at least; every second token is padding.")
     mixed = sampled.double().logsumexp(0) - math.log(len(sampled))
