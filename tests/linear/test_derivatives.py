@@ -226,11 +226,16 @@ def test_threads_differentiate_the_same_network_at_a_time():
             assert all(map(torch.equal, found, expected))
 
 
-@pytest.mark.parametrize("n_outputs", [1, 2])
-def test_dropout_that_runs_again_in_the_backward_pass_is_refused_with_a_remedy(n_outputs):
-    def forward(m, x):
-        return checkpoint.checkpoint(lambda z: m.head(m.drop(z)), m.first(x), use_reentrant=False).tanh()
+@pytest.mark.parametrize("n_outputs", [1, 3])
+def test_modules_that_run_again_in_the_backward_pass_have_the_same_derivatives(n_outputs):
+    """Of all sites: before them, among them and after them."""
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 3), nn.Tanh(), nn.Dropout(0.3))
+    layers = {"first": nn.Dropout(0.2), "inner": inner, "last": nn.Dropout(0.4), "head": nn.Linear(3, n_outputs)}
 
-    net = Module(forward, first=nn.Dropout(0.2), drop=nn.Dropout(0.5), head=nn.Linear(3, n_outputs))
-    with pytest.raises(NotImplementedError, match="checkpointing off"):
-        db.predict(net, torch.randn(4, 3), method="linear")
+    def again(m, x):
+        return m.head(m.last(checkpoint.checkpoint(m.inner, m.first(x), use_reentrant=False).tanh()))
+
+    once, x = Module(lambda m, x: m.head(m.last(m.inner(m.first(x)).tanh())), **layers), torch.randn(4, 3)
+    found, expected = (db.predict(net, x, method="linear").epistemic for net in (Module(again, **layers), once))
+    torch.testing.assert_close(found, expected)

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from dropbayes.linear.points import gaussian_points
-from dropbayes.linear.variables import MASK_KINDS, SiteVariables, Variable, standard_masks
+from dropbayes.linear.variables import MASK_KINDS, SiteValues, SiteVariables, Variable, standard_masks
 from dropbayes.sampling import Inputs, Inspection, Keys, RowLayout, cloned_leaves, eagerly, split
-from dropbayes.tracing import AtMeans, Interception, SiteNames, version
+from dropbayes.tracing import AtMeans, Interception, SiteNames, Source
 from dropbayes.tracing.generators import keyed_generators
 from dropbayes.tracing.views import View
 
@@ -72,9 +72,8 @@ class Linearisation:
         return _mapped(summarised, [directions], at_once)
 
     def _by_row(self, variable: Variable, gradient: Tensor) -> Tensor:
-        """The derivatives by the numbers of a variable, `[row, unit]`, from those by its value."""
-        slope, layout = variable.derivative(gradient), variable.site.layout
-        slope = slope if slope.dtype.itemsize > 2 else slope.float()
+        """The derivatives by the numbers of a variable, `[row, unit]`."""
+        layout, slope = variable.site.layout, gradient if gradient.dtype.itemsize > 2 else gradient.float()
         if layout is not None and layout.axis > 0:
             slope = slope.unflatten(layout.axis, (self.n_rows, -1)).movedim(layout.axis, 0)
         return slope.reshape(1 if layout is None else self.n_rows, -1)
@@ -127,12 +126,11 @@ class Linearisation:
         found = torch.autograd.grad(output, values, direction, create_graph=True, allow_unused=True)
         pairs = zip(self.variables, found, strict=True)
         reached = [(variable, one) for variable, one in pairs if one is not None and one.requires_grad]
-        products = [variable.derivative(one) for variable, one in reached]
         generator = torch.Generator("cpu").manual_seed(0)
         noise = [_noise(variable, n_probes, self.n_rows, generator) for variable, _ in reached]
 
         def moved(*probe: Tensor) -> Tensor:
-            return torch.autograd.grad(products, direction, probe, retain_graph=True)[0]
+            return torch.autograd.grad([one for _, one in reached], direction, probe, retain_graph=True)[0]
 
         return _mapped(moved, noise, at_once)
 
@@ -140,17 +138,12 @@ class Linearisation:
 @torch.inference_mode(False)
 @torch.enable_grad()
 def linearise(
-    inspection: Inspection,
-    inputs: Inputs,
-    ignored: tuple[str, ...] = (),
-    tied: bool = False,
-    twice: bool = False,
-    mask_leaves: bool = False,
+    inspection: Inspection, inputs: Inputs, ignored: tuple[str, ...] = (), tied: bool = False, twice: bool = False
 ) -> Linearisation:
     """The linearisation of all rows as one batch; `twice` for gradients with derivatives by the input."""
     profile, at_sites = inspection.profile, inspection.strategies.get("at sites")
     net = at_sites or inspection.network()
-    source = SiteVariables(profile, SiteNames(net), ignored, tied, mask_leaves, twice)
+    source = SiteVariables(profile, SiteNames(net), ignored, tied)
     leaves: Sequence[Any] = (inputs if twice else inputs.with_tensors(Tensor.detach)).leaves
     leaves = cloned_leaves(leaves) if profile.writes_input else leaves
     seeded = keyed_generators(None) if profile.seeds_torch else contextlib.nullcontext()
@@ -165,12 +158,8 @@ def linearise(
     if at_sites is not None and len(source.variables) < profile.n_random:
         inspection.strategies["at sites"] = None
         return linearise(inspection, inputs, ignored, tied, twice)
-    products = [variable for variable in source.variables if variable.factor is not None]
-    written = any(version(one.value) != one.version for one in products)
-    if not mask_leaves and (source.has_derivatives or written):
-        return linearise(inspection, inputs, ignored, tied, twice, mask_leaves=True)
     if "at sites" not in inspection.strategies:
-        inspection.strategies["at sites"] = None if mask_leaves else _view_at_sites(inspection)
+        inspection.strategies["at sites"] = _view_at_sites(inspection)
     tensors = [rows_first(out, layout, inputs.n_rows) for out, layout in zip(tensors, profile.outputs, strict=True)]
     outputs = [(torch.view_as_real(t) if t.is_complex() else t).reshape(inputs.n_rows, -1) for t in tensors]
     return Linearisation(tensors, outputs, source.variables, inputs.n_rows, twice)
@@ -191,21 +180,16 @@ def _view_at_sites(inspection: Inspection) -> nn.Module | None:
         return None
     view = View(net, inspection.flags, own_buffers=False)
     view.forget_network()
+    again = SiteValues(profile, SiteNames(None), (), tied=False)
     for module in map(view.net.get_submodule, paths):
         if module is view.net or module._forward_hooks or module._forward_pre_hooks:
             return None
-        module.__dict__["forward"] = functools.partial(_run_at_site, module.forward)
+        module.__dict__["forward"] = functools.partial(_run_at_site, module.forward, again)
     return view.net
 
 
-def _run_at_site(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    mode = _at_sites.get(None)
-    if mode is None:
-        raise NotImplementedError(
-            "`net` drops once more in its backward pass (torch.utils.checkpoint), where its masks are not known. "
-            'Switch checkpointing off, or use method="sampling".'
-        )
-    with mode:
+def _run_at_site(forward: Callable[..., Any], again: Source, *args: Any, **kwargs: Any) -> Any:
+    with _at_sites.get(None) or Interception(again):  # torch.utils.checkpoint runs modules again in a backward pass
         return forward(*args, **kwargs)
 
 
@@ -219,7 +203,7 @@ def rows_first(output: Tensor, layout: RowLayout | None, n_rows: int) -> Tensor:
 
 def _noise(variable: Variable, n_probes: int, n_rows: int, generator: torch.Generator) -> Tensor:
     """Normal numbers of a variable's variance, in pairs of opposite sign, the same for every row."""
-    layout, shape = variable.site.layout, list(variable.shape)
+    layout, shape = variable.site.layout, list(variable.value.shape)
     axis = 0 if layout is None else layout.axis
     if n_rows > 1:
         shape[axis] //= n_rows

@@ -1,8 +1,7 @@
 """The random numbers of a network's sites as variables: held at their means, and differentiated.
 
-A dropped unit is multiplied by a mask of mean 1 and variance p / (1 - p). At its mean the mask changes nothing, so it
-is left out: its derivative is that of the product, times the tensor that it multiplies. Other random numbers are held
-at their means, as leaves of the graph.
+A dropped unit is multiplied by a mask of mean 1 and variance p / (1 - p). Masks and other random numbers are held at
+their means, as leaves of the graph.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.sampling import Keys, Profile, is_ignored, keep_mask
-from dropbayes.tracing import Site, SiteNames, Source, is_ours, neutral_uniform, version
+from dropbayes.tracing import Site, SiteNames, Source, is_ours, neutral_uniform
 from dropbayes.tracing.generators import SENTINEL_SEED
 
 MASK_KINDS = {"dropout", "feature_dropout", "attention", "recurrent"}
@@ -36,40 +35,19 @@ class Variable:
     """The random numbers of one site for all rows, at their means."""
 
     site: Site
-    value: Tensor
-    """The numbers, a leaf of the graph of length 1 along positions that share them; or the product with a mask."""
+    value: Tensor  #: The numbers, a leaf of the graph, of length 1 along positions that share them.
     std: float  #: The standard deviation of each number.
-    factor: Tensor | None = None  #: What the mask multiplies; None if the value is the numbers.
-    mask_shape: tuple[int, ...] = ()
-    version: int = 0  # of the product and of the factor, which share their memory
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the numbers."""
-        return tuple(self.value.shape) if self.factor is None else self.mask_shape
-
-    def derivative(self, gradient: Tensor) -> Tensor:
-        """The derivatives by the numbers, from those by the value."""
-        return gradient if self.factor is None else (gradient * self.factor).sum_to_size(self.shape)
 
 
 class SiteVariables(Source):
-    """A source of variables in place of random numbers.
+    """A source of variables in place of random numbers; `tied`: all positions of a sequence have the same mask."""
 
-    `tied`: all positions of a sequence have the same mask. `leaves`: masks are leaves of the graph, for a network that
-    writes into what it has dropped from, or differentiates itself. `twice`: derivatives can be differentiated again.
-    """
-
-    def __init__(
-        self, profile: Profile, names: SiteNames, ignored: tuple[str, ...], tied: bool, leaves: bool, twice: bool
-    ) -> None:
+    def __init__(self, profile: Profile, names: SiteNames, ignored: tuple[str, ...], tied: bool) -> None:
         self.variables: list[Variable] = []
-        self._profile, self._names, self._ignored = profile, names, ignored
-        self._tied, self._leaves, self._twice = tied, leaves, twice
+        self._profile, self._names, self._ignored, self._tied = profile, names, ignored, tied
         self._by_name = {site.name: site for site in profile.sites} if profile.by_name else {}
         self._following = iter(profile.sites)
         self._drawn: Variable | None = None  # the numbers that the running operation has asked for
-        self.has_derivatives = False  # the network differentiates itself, and masks are in its backward pass as well
 
     def is_off(self, training: bool) -> bool:
         return self._is_ignored() or not (training or is_ours(self._names.caller()[1]))
@@ -87,17 +65,8 @@ class SiteVariables(Source):
         if drop_prob == 1:
             self._next(kind)
             return x * 0
-        std = (drop_prob / (1 - drop_prob)) ** 0.5
-        if not (inplace or self._leaves or x.is_inference()):
-            site = self._next(kind)
-            tied = {position.axis for position in site.positions} if self._tied else set[int]()
-            mask_shape = tuple(1 if axis in tied else length for axis, length in enumerate(shape))
-            product = x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
-            factor = x if self._twice else x.detach()
-            self.variables.append(Variable(site, product, std, factor, mask_shape, version(product)))
-            return product
-        factors = self._add(kind, torch.ones(shape, dtype=x.dtype, device=x.device), std)
-        return x.mul_(factors) if inplace and not isinstance(x, nn.Parameter) else x * factors
+        mask = self._add(kind, x.new_ones(()).expand(shape), (drop_prob / (1 - drop_prob)) ** 0.5)
+        return x.mul_(mask) if inplace and not isinstance(x, nn.Parameter) else x * mask
 
     def uniform(self, kind: str, drop_prob: float | None, shape: tuple[int, ...], device: torch.device) -> Tensor:
         if self._is_ignored():
@@ -139,7 +108,6 @@ class SiteVariables(Source):
         )
 
     def after(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        self.has_derivatives |= func is torch.autograd.grad
         if func in _HARD and args and isinstance(args[0], Tensor) and args[0].requires_grad:
             raise NotImplementedError(
                 f"`net` takes {_HARD[func]} of numbers that depend on its dropout: a hard choice, which "
@@ -155,9 +123,8 @@ class SiteVariables(Source):
         site, value = self._next(kind), mean.detach()
         for position in site.positions if self._tied else ():
             value = value.narrow(position.axis, 0, 1)
-        value = value.clone().requires_grad_()
-        self.variables.append(Variable(site, value, std))
-        return value.expand(mean.shape)
+        self.variables.append(Variable(site, value.requires_grad_(), std))
+        return value.expand(mean.shape) if self._tied else value
 
     def _next(self, kind: str) -> Site:
         """The site that is met: the next one, or by its name where a draw may skip some."""
@@ -174,6 +141,13 @@ class SiteVariables(Source):
                 'an autograd.Function, where the effect of a mask is not seen. Use method="sampling".'
             )
         return site
+
+
+class SiteValues(SiteVariables):
+    """A source of the same values for any site, in any order: the variables are those of another pass."""
+
+    def _add(self, kind: str, mean: Tensor, std: float) -> Tensor:
+        return mean.detach().requires_grad_()
 
 
 def standard_masks(
