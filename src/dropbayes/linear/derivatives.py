@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import PyTree, tree_map
 
 from dropbayes.linear.points import gaussian_points
 from dropbayes.linear.variables import MASK_KINDS, SiteValues, SiteVariables, Variable, standard_masks
@@ -50,11 +50,11 @@ class Linearisation:
 
     @torch.inference_mode(False)
     @torch.enable_grad()
-    def _each(self, index: int, summary: Callable[[list[Tensor]], Any], at_once: int | None) -> Any:
+    def _each(self, index: int, summary: Callable[[list[Tensor]], PyTree], at_once: int | None) -> PyTree:
         """A summary of the derivatives `[row, unit]` by each variable, for each number of an output."""
         output, values = self.outputs[index], [variable.value for variable in self.variables]
 
-        def summarised(direction: Tensor) -> Any:
+        def summarised(direction: Tensor) -> PyTree:
             found: Iterable[Tensor] = map(torch.zeros_like, values)  # of a constant
             if output.requires_grad:
                 found = torch.autograd.grad(
@@ -188,7 +188,7 @@ def _view_at_sites(inspection: Inspection) -> nn.Module | None:
     return view.net
 
 
-def _run_at_site(forward: Callable[..., Any], again: Source, *args: Any, **kwargs: Any) -> Any:
+def _run_at_site(forward: Callable[..., PyTree], again: Source, *args: Any, **kwargs: Any) -> PyTree:
     with _at_sites.get(None) or Interception(again):  # torch.utils.checkpoint runs modules again in a backward pass
         return forward(*args, **kwargs)
 
@@ -212,7 +212,7 @@ def _noise(variable: Variable, n_probes: int, n_rows: int, generator: torch.Gene
     return (torch.cat([both] * n_rows, 1 + axis) if n_rows > 1 else both) * variable.std
 
 
-def _mapped(function: Callable[..., Any], directions: list[Tensor], at_once: int | None) -> Any:
+def _mapped(function: Callable[..., PyTree], directions: list[Tensor], at_once: int | None) -> PyTree:
     """A function of each of the directions, stacked: mapped over, `at_once` of them together, or else one by one."""
     if len(directions[0]) > 1:
         with contextlib.suppress(RuntimeError), warnings.catch_warnings():
