@@ -144,7 +144,7 @@ def explain(
         >>> net = nn.Sequential(nn.Dropout(0.5), nn.Linear(2, 1, bias=False))
         >>> _ = nn.init.constant_(net[1].weight, 1.0)
         >>> why = explain(net, torch.tensor([[3.0, 1.0]]), baseline=torch.zeros(2))
-        >>> why.variance, why.by_unit[0], why.by_feature
+        >>> why.variance, why.by_unit[0], why.by_feature.round(decimals=3)
         (tensor([10.]), tensor([[9., 1.]]), tensor([[9., 1.]]))
     """
     inputs = as_inputs(x, row_axis=sampling.row_axis)
