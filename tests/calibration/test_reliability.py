@@ -108,6 +108,18 @@ def test_p_values_of_calibrated_models_are_uniform():
     assert sum(value <= 0.05 for value in values) < 25  # 10 are expected
 
 
+def test_the_p_value_is_that_of_the_binomial_where_the_claims_are_equal():
+    # 71 or more, or 69 or fewer, of 100 rows claimed at 70 %: errors that tie with the observed one count.
+    p = torch.tensor([[0.3, 0.7]], dtype=torch.float64).repeat(100, 1)
+    right = np.arange(101)
+    exact = scipy.stats.binom.pmf(right, 100, 0.7)[abs(right - 70) >= 1].sum()
+    test = calibration.calibration_test(p, torch.tensor([1] * 71 + [0] * 29), n_resamples=2000)
+    generator = torch.Generator().manual_seed(0)  # the same labels, counted in whole numbers
+    draws = torch.stack([torch.rand(100, generator=generator, dtype=torch.float64) < 0.7 for _ in range(2000)])
+    counted = ((draws.sum(1) - 70).abs() >= 1).sum()
+    assert test.p_value == pytest.approx((1 + int(counted)) / 2001) and test.p_value == pytest.approx(exact, abs=0.02)
+
+
 def test_overconfidence_is_found_and_the_bias_taken_off():
     sharp = calibration.calibration_test(*claims(1000, 0, sharpening=2.0))
     assert sharp.p_value < 0.01 and sharp.error > sharp.upper > sharp.expected

@@ -263,3 +263,27 @@ def test_the_noise_of_a_map_is_that_of_all_its_pixels_and_of_a_row_that_of_each_
     assert pixels.log_density(torch.zeros(500, 3, 4), outcomes).shape == (500,)
     outputs = fitted_noise(plain, outcomes[..., 0]).precision
     torch.testing.assert_close(outputs, torch.tensor([4.0, 1.0, 0.25]).double(), rtol=0.15, atol=0)
+
+
+def test_a_fraction_of_a_label_is_a_share_of_a_row():
+    net, x, y = network(), torch.randn(40, 4), torch.randint(0, 2, (40, 1)).float()
+    soft = db.evaluate(net, x, 0.8 * y + 0.1, likelihood=db.Bernoulli())
+    rows, labels = x.repeat(2, 1), torch.cat([y, 1 - y])
+    weight = torch.cat([torch.full((40,), 0.9), torch.full((40,), 0.1)])
+    draws = db.draws(net, x, n_draws=100, masks="row")
+    p = draws.double().sigmoid().mean(0)
+    hit = ((p > 0.5) == (y > 0.5)).double().mean()
+    assert soft.accuracy == pytest.approx(float(0.9 * hit + 0.1 * (1 - hit)))
+    brier = 2 * (0.9 * (p - y).square() + 0.1 * (p - 1 + y).square()).mean()
+    assert soft.brier == pytest.approx(float(brier), rel=1e-5)
+    twice = db.evaluate(net, rows, labels, likelihood=db.Bernoulli(), sample_weight=weight, masks="shared")
+    once = db.evaluate(net, x, 0.8 * y + 0.1, likelihood=db.Bernoulli(), masks="shared")
+    assert once.scores == pytest.approx(twice.scores)
+
+
+@pytest.mark.parametrize("unit", [1e-12, 1.0, 1e12])
+def test_the_fitted_noise_has_the_unit_of_the_outcomes(unit):
+    source = torch.Generator().manual_seed(0)
+    y, draws = (unit * torch.randn(*shape, generator=source, dtype=torch.float64) for shape in ((200, 1), (30, 200, 1)))
+    fitted = fitted_noise(draws, y).precision * unit**2
+    assert fitted == pytest.approx(fitted_noise(draws / unit, y / unit).precision, rel=1e-3)

@@ -116,6 +116,17 @@ def test_a_prediction_with_its_draws_has_a_covariance_whose_diagonal_is_the_vari
     torch.testing.assert_close(prediction[1:3].covariance, prediction.covariance[1:3])
 
 
+def test_the_covariance_has_the_rows_first_whatever_the_layout_of_the_output(net):
+    x = torch.randn(7, 5, 2)  # [position, row, input]
+    by_row = db.predict(net, x.movedim(1, 0), n_draws=20, likelihood=db.Gaussian(4.0), keep_draws=True)
+    sampling = db.Sampling(row_axis=1)
+    prediction = db.predict(net, x, n_draws=20, likelihood=db.Gaussian(4.0), keep_draws=True, sampling=sampling)
+    torch.testing.assert_close(prediction.covariance, by_row.covariance)
+    one = nn.Sequential(net, nn.Flatten(0))  # [row]
+    numbers = db.predict(one, x[0, :, :1].repeat(1, 2), likelihood=db.Gaussian(4.0), keep_draws=True)
+    torch.testing.assert_close(numbers.covariance.flatten(), numbers.variance)
+
+
 def test_a_covariance_needs_draws_that_average_to_the_mean(net):
     x = torch.randn(5, 2)
     with pytest.raises(ValueError, match=r"`covariance` needs the draws.*keep_draws=True"):

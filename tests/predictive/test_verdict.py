@@ -126,3 +126,10 @@ def test_a_network_that_returns_its_logits_in_a_record_is_judged_by_them():
     wrapped = db.check(Logits(net), {"input_ids": x}, y, n_draws=10)
     assert wrapped.log_likelihood == db.check(net, x, y, n_draws=10).log_likelihood
     assert db.tune_dropout(Logits(net), {"input_ids": x}, y, n_draws=10).drop_probs.keys() <= {"net.2"}
+
+
+def test_a_verdict_on_fractions_of_labels_ranks_shares_of_rows():
+    net, x = trained(), torch.randn(60, 2)
+    y = (torch.rand(60, 1) < 0.5).float()
+    soft, hard = (check(net, x, labels, likelihood=db.Bernoulli()) for labels in (0.8 * y + 0.1, y))
+    assert soft.random_area == pytest.approx(0.9 * hard.random_area + 0.1 * (1 - hard.random_area))

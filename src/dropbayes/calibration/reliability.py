@@ -167,7 +167,7 @@ def calibration_test(
         gap = torch.zeros(n_bins, dtype=torch.float64).index_add(0, bins, right - confidence)
         return float(gap.abs().sum() / len(confidence))
 
-    chance = torch.empty(n_resamples)
+    chance = torch.empty(n_resamples, dtype=torch.float64)  # in single precision, ties with the observed error break
     for index in range(n_resamples):
         uniform = torch.rand(len(confidence), generator=generator, dtype=torch.float64)
         chance[index] = error((uniform < confidence).double())

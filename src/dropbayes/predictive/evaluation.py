@@ -266,10 +266,13 @@ def row_scores(
     y, mean = rows["y"], rows["mean"]
     likelihood = likelihood.for_output(mean.dim())
     if isinstance(likelihood, ClassLikelihood):
-        probabilities = likelihood.class_probabilities(mean).flatten(0, -2)
+        labels, probabilities = y.flatten(), likelihood.class_probabilities(mean).flatten(0, -2)
         if sample_weight is not None:  # each of a row's labels has the row's weight
             sample_weight = sample_weight.repeat_interleave(y[0].numel())
-        return ClassOutcomes(y.long().flatten(), probabilities, sample_weight)
+        if bool((labels != labels.long()).any()):  # a label of 0.7 is yes with weight 0.7 and no with 0.3
+            sample_weight = torch.cat([1 - labels, labels]) * (1 if sample_weight is None else sample_weight.repeat(2))
+            labels, probabilities = torch.cat([labels * 0, labels * 0 + 1]), probabilities.repeat(2, 1)
+        return ClassOutcomes(labels.long(), probabilities, sample_weight)
     std = (rows["epistemic"] + rows["aleatoric"]).sqrt()
     return RegressionOutcomes(y, mean, std, rows["pit"], rows["log_likelihood"], sample_weight)
 
@@ -301,7 +304,8 @@ def fitted_noise(sampled: Tensor, y: Tensor) -> Gaussian:
         def loss(log_scale: float, squares: Tensor = squares) -> float:
             return log_scale - float((-0.5 * squares * math.exp(-2 * log_scale)).logsumexp(0).mean())
 
-        low, high = (math.log(max(float(value), 1e-12)) / 2 for value in (squares.amin(0).mean(), squares.mean()))
+        least = max(1e-12 * float(squares.mean()), 1e-100)  # whatever the unit of y
+        low, high = (math.log(max(float(value), least)) / 2 for value in (squares.amin(0).mean(), squares.mean()))
         precisions.append(math.exp(-2 * minimize_scalar(loss, bounds=(low, high + 0.1), method="bounded").x))
     if len(precisions) == 1:
         return Gaussian(precisions[0])

@@ -83,8 +83,9 @@ class Prediction(Printed):
             raise ValueError("`covariance` needs the draws of one tensor: predict(..., keep_draws=True).")
         if self.draws.shape[1:] != self.mean.shape or not torch.allclose(self.draws.mean(0), self.mean, atol=1e-4):
             raise ValueError("`covariance` needs a likelihood whose mean is the network's output, such as a Gaussian.")
-        flat = self.draws.flatten(2)
-        centred, noise = flat - flat.mean(0), self.aleatoric.reshape(flat.shape[1:]).to(flat)
+        axis, shape = self.row_axis or 0, (len(self), -1)
+        flat = self.draws.movedim(axis + 1, 1).reshape(len(self.draws), *shape)
+        centred, noise = flat - flat.mean(0), self.aleatoric.movedim(axis, 0).reshape(shape).to(flat)
         return torch.einsum("trd,tre->rde", centred, centred) / len(flat) + torch.diag_embed(noise)
 
     @property

@@ -15,10 +15,11 @@ from dropbayes.likelihoods import Likelihood
 from dropbayes.linear import LinearCheck, check_linear
 from dropbayes.predictive.evaluation import checked_targets, evaluation_tensor, score_draws
 from dropbayes.predictive.scoring import COVERAGE_LEVELS, core_scores
+from dropbayes.runtime.arrays import Array
 from dropbayes.runtime.formatting import Printed, Table
 from dropbayes.sampling import draws, output_tensor, sites
 from dropbayes.scores import RiskCoverage, risk_coverage
-from dropbayes.scores.averages import standard_error
+from dropbayes.scores.averages import standard_error, weighted_mean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -165,6 +166,7 @@ def check(
         base,
         outcomes.uncertainty(),
         outcomes.loss(),
+        outcomes.sample_weight,
         sites=tuple((site.path, site.drop_prob) for site in network_sites),
         n_draws=n_draws,
         coverage={p: measured[name] for p, name in coverages.items() if name in measured},
@@ -174,18 +176,20 @@ def check(
     )
 
 
-def row_verdict(densities: Tensor, plain_densities: Tensor, uncertainty: Tensor, loss: Tensor, **known: Any) -> Verdict:
+def row_verdict(
+    densities: Tensor, plain: Tensor, uncertainty: Tensor, loss: Tensor, weight: Array | None = None, **known: Any
+) -> Verdict:
     """The verdict from each row's log-density under the draws and without dropout, its uncertainty and its loss.
 
-    `known` has the attributes that do not follow from these.
+    The `weight` is that of the losses; `known` has the attributes that do not follow from these.
     """
     return Verdict(
         n_rows=len(densities),
         log_likelihood=float(densities.mean()),
-        plain_log_likelihood=float(plain_densities.mean()),
-        gain_error=float(standard_error(densities - plain_densities)),
-        risk=risk_coverage(uncertainty, loss),
-        random_area=float(loss.mean()),
+        plain_log_likelihood=float(plain.mean()),
+        gain_error=float(standard_error(densities - plain)),
+        risk=risk_coverage(uncertainty, loss, sample_weight=weight),
+        random_area=float(weighted_mean(loss, weight)),
         **known,
     )
 
