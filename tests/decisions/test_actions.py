@@ -389,3 +389,17 @@ def test_recalibration_and_conformal_intervals_mend_overconfidence_on_diabetes()
     assert np.mean(found["scaled"]) == pytest.approx(0.9, abs=0.05)
     assert np.mean(found["conformal"]) == pytest.approx(0.9, abs=0.05)
     assert min(found["gain"]) > 1  # nats per row
+
+
+def test_a_cascade_refuses_answers_that_the_cheap_output_cannot_hold():
+    def cheap(x):
+        return torch.zeros(len(x), dtype=torch.long), x.abs()
+
+    with pytest.raises(ValueError, match=r"`costly` must .* kind; .* torch.float32 .* torch.int64"):
+        decisions.cascade(torch.ones(3), cheap, costly=lambda x: 0.7 * x, threshold=0.0)
+    threshold = torch.tensor(0.5)  # of any type of number
+    assert (
+        decisions.cascade(torch.ones(3), cheap, costly=lambda x: x.long(), threshold=threshold)[0].tolist() == [1] * 3
+    )
+    with pytest.raises(ValueError, match="`threshold` must not contain NaN"):
+        decisions.cascade(torch.ones(3), cheap, costly=lambda x: x, threshold=float("nan"))

@@ -238,3 +238,15 @@ def test_a_loop_over_a_prediction_ends_with_its_last_row():
     for index in (3, -4):
         with pytest.raises(IndexError, match=f"one of the 3 rows, 0 to 2; got {index}"):
             prediction[index]
+
+
+def test_a_table_of_as_many_rows_as_positions_has_every_statistic_by_row():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 1), nn.Flatten(-2))
+    x = torch.randn(4, 4, 3)  # [position, row, input]
+    prediction = db.predict(net, x, likelihood=db.Bernoulli(), sampling=db.Sampling(row_axis=1))
+    table, p = prediction.to_pandas(), prediction.mean.T
+    entropy = torch.special.entr(p) + torch.special.entr(1 - p)
+    for name, expected in (("probability", p), ("entropy", entropy)):
+        got = torch.tensor(table[[f"{name}_{k}" for k in range(4)]].to_numpy())
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)

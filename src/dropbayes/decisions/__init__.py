@@ -267,10 +267,8 @@ def cascade(
         >>> cascade(torch.tensor([0.1, 5.0]), cheap, costly=lambda x: 10 * x, threshold=1.0)
         (tensor([ 0., 50.]), tensor([False,  True]))
     """
-    if not isinstance(threshold, (int, float)) or math.isnan(threshold):
-        raise ValueError(f"`threshold` must be a number; got {threshold!r}.")
     output, uncertainty = cheap(x)
-    escalated = DeferralRule(threshold, "").defers(uncertainty)
+    escalated = DeferralRule(float(finite_tensor("threshold", threshold, infinite=True)), "").defers(uncertainty)
     if escalated.shape != output.shape[:1]:
         raise ValueError(
             f"`cheap` must return an uncertainty [row] beside its output; got {tuple(escalated.shape)} beside "
@@ -278,10 +276,10 @@ def cascade(
         )
     if escalated.any():
         answers = costly(x[escalated])
-        if answers.shape != output[escalated].shape:
+        if answers.shape != output[escalated].shape or not torch.can_cast(answers.dtype, output.dtype):
             raise ValueError(
-                f"`costly` must return outputs of the cheap one's shape; got {tuple(answers.shape)} for "
-                f"{tuple(output[escalated].shape)}."
+                f"`costly` must return outputs of the cheap one's shape and kind; got {tuple(answers.shape)} of "
+                f"{answers.dtype} for {tuple(output[escalated].shape)} of {output.dtype}."
             )
         output = output.clone()
         output[escalated] = answers.to(output.dtype)

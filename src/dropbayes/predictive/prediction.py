@@ -227,7 +227,8 @@ class Prediction(Printed):
         for name, value in ({name: getattr(self, name) for name in names} | others).items():
             if value is None:
                 continue
-            rows = value if value.shape != self.mean.shape else value.movedim(self.row_axis or 0, 0)
+            rows_first = name in (*CLASS_STATISTICS, "mutual_information", "draws_used")
+            rows = value if rows_first else value.movedim(self.row_axis or 0, 0)
             flat = rows.reshape(n_rows, -1).detach().cpu().numpy().T
             label = "probability" if self.information and name == "mean" else name
             columns |= {label if len(flat) == 1 else f"{label}_{i}": column for i, column in enumerate(flat)}

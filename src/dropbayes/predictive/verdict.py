@@ -16,7 +16,7 @@ from dropbayes.linear import LinearCheck, check_linear
 from dropbayes.predictive.evaluation import checked_targets, evaluation_tensor, score_draws
 from dropbayes.predictive.scoring import COVERAGE_LEVELS, core_scores
 from dropbayes.runtime.arrays import Array
-from dropbayes.runtime.formatting import Printed, Table
+from dropbayes.runtime.formatting import Printed, Table, count
 from dropbayes.sampling import draws, output_tensor, sites
 from dropbayes.scores import RiskCoverage, risk_coverage
 from dropbayes.scores.averages import standard_error, weighted_mean
@@ -66,7 +66,8 @@ class Verdict(Printed):
     @property
     def advice(self) -> tuple[str, ...]:
         """The recommended next steps."""
-        steps, max_gap = [], 0.05  # of nominal and observed coverage, above which calibration is advised
+        # The gap of claimed and observed shares above which calibration is advised: more than chance in these rows.
+        steps, max_gap = [], max(0.05, self.n_rows**-0.5)
         if self.gain > 2 * self.gain_error:
             steps.append("Keep the draws: they predict the outcomes better than one pass.")
         elif self.gain < -2 * self.gain_error:
@@ -100,15 +101,15 @@ class Verdict(Printed):
             lines.append(("calibration error", f"{self.calibration_error:.1%}", "gap of confidence and accuracy"))
         if self.ensemble_equivalent is not None:
             most = len(self.ensemble_log_likelihoods)
-            count = f"more than {most}" if math.isinf(self.ensemble_equivalent) else f"{self.ensemble_equivalent:.1f}"
-            lines.append(("worth an ensemble of", count, "networks trained apart"))
+            size = f"more than {most}" if math.isinf(self.ensemble_equivalent) else f"{self.ensemble_equivalent:.1f}"
+            lines.append(("worth an ensemble of", size, "networks trained apart"))
         if self.linear is not None:
             lines.append(("linear method", f"{self.linear.ratio:.2f}", "its deviation, of that of 30 draws"))
         return lines
 
     def table(self) -> Table:
         """The verdict as a table, with the advice below."""
-        title = f"Monte Carlo dropout on {self.n_rows:,} rows, {self.n_draws} draws"
+        title = f"Monte Carlo dropout on {count(self.n_rows, 'row')}, {self.n_draws} draws"
         return Table(title, self.rows(), align="<><", notes=self.advice)
 
     def plot(self, *, ax: Axes | None = None) -> Axes:

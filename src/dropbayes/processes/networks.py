@@ -166,11 +166,13 @@ def process_of(
     for node in _LayerTracer().trace(net).nodes:
         reading.read(node)
     name, last = next(reading.weighted[step.name] for step in reversed(reading.steps) if step.name in reading.weighted)
-    output_bias = 0.0
-    if last.bias is not None and prior.of_bias(name, parameter="bias") == 0:
-        if len(last.bias) > 1:
-            raise ValueError("`net` with a flat prior on its output bias must have one output.")
-        output_bias = float(last.bias.detach())
+    layers = reading.weighted.values()
+    flat = {one for one, module in layers if module.bias is not None and is_zero(prior.of_bias(one, parameter="bias"))}
+    if flat - {name}:
+        raise ValueError(f"`prior` must be flat for the bias of the output layer alone; it is for {sorted(flat)}.")
+    if flat and len(last.bias) > 1:
+        raise ValueError("`net` with a flat prior on its output bias must have one output.")
+    output_bias = float(last.bias.detach()) if flat else 0.0
     shape = tuple(input_shape) if reading.convolutional and input_shape is not None else None
     return NetworkCovariance(tuple(reading.steps), output_bias, shape)
 

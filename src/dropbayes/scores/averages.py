@@ -49,8 +49,8 @@ def cumulative_weights(values: Tensor, weight: Tensor, at: Tensor) -> tuple[Tens
 
 
 def standard_error(values: Tensor) -> Tensor:
-    r"""The standard error $s / \sqrt N$ of the mean of independent rows of equal weight."""
-    return values.std() / len(values) ** 0.5
+    r"""The standard error $s / \sqrt N$ of the mean of independent rows of equal weight; NaN for a single one."""
+    return values.std() / len(values) ** 0.5 if len(values) > 1 else values.new_tensor(math.nan)
 
 
 def draw_mean(values: Tensor) -> Tensor:
