@@ -127,6 +127,16 @@ def test_the_covariance_has_the_rows_first_whatever_the_layout_of_the_output(net
     torch.testing.assert_close(numbers.covariance.flatten(), numbers.variance)
 
 
+def test_a_covariance_has_the_unit_of_the_outcomes(net):
+    class Prices(nn.Module):
+        def forward(self, x):
+            return 1e7 * (net(nn.functional.dropout(x, 0.3)) - net(x))
+
+    x = torch.randn(1000, 2)
+    prediction = db.predict(Prices(), x, n_draws=301, likelihood=db.Gaussian(1e-12), keep_draws=True)
+    torch.testing.assert_close(prediction.covariance.diagonal(dim1=1, dim2=2), prediction.variance)
+
+
 def test_a_covariance_needs_draws_that_average_to_the_mean(net):
     x = torch.randn(5, 2)
     with pytest.raises(ValueError, match=r"`covariance` needs the draws.*keep_draws=True"):
@@ -250,3 +260,18 @@ def test_a_table_of_as_many_rows_as_positions_has_every_statistic_by_row():
     for name, expected in (("probability", p), ("entropy", entropy)):
         got = torch.tensor(table[[f"{name}_{k}" for k in range(4)]].to_numpy())
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_only_output_of_a_structure_is_a_head_with_its_classes(net):
+    class Named(nn.Module):
+        def forward(self, x):
+            return {"logits": net(x)}
+
+    x = torch.randn(5, 2)
+    named, plain = (db.predict(one, x, likelihood=db.Categorical(), keep_draws=True) for one in (Named(), net))
+    head = named.head("logits")
+    torch.testing.assert_close((head.mean, head.entropy), (plain.mean, plain.entropy))
+    assert list(head.to_pandas()) == list(plain.to_pandas())
+    for wrong in (0, "mean"):  # never a row
+        with pytest.raises(KeyError, match="must be that of an output of the network"):
+            plain.head(wrong)

@@ -81,7 +81,8 @@ class Prediction(Printed):
         """
         if not isinstance(self.draws, Tensor):
             raise ValueError("`covariance` needs the draws of one tensor: predict(..., keep_draws=True).")
-        if self.draws.shape[1:] != self.mean.shape or not torch.allclose(self.draws.mean(0), self.mean, atol=1e-4):
+        average = self.draws.double().mean(0)  # in single precision, that of large draws around 0 has no digits
+        if average.shape != self.mean.shape or not torch.allclose(average, self.mean.double(), atol=1e-4):
             raise ValueError("`covariance` needs a likelihood whose mean is the network's output, such as a Gaussian.")
         axis, shape = self.row_axis or 0, (len(self), -1)
         flat = self.draws.movedim(axis + 1, 1).reshape(len(self.draws), *shape)
@@ -135,11 +136,15 @@ class Prediction(Printed):
         """The prediction of one of several outputs, by its name or its place."""
 
         def part(tree: PyTree) -> PyTree:
+            if isinstance(tree, Tensor):  # the classes of the only output
+                return tree
             return getattr(tree, name) if isinstance(name, str) and not isinstance(tree, Mapping) else tree[name]
 
         try:
+            if isinstance(self.mean, Tensor):
+                raise KeyError(name)  # there are no several
             chosen = {key: part(value) for key, value in self._statistics().items() if key != "draws_used"}
-        except (AttributeError, KeyError, IndexError):
+        except (AttributeError, KeyError, IndexError, TypeError):
             raise KeyError(f"`name` must be that of an output of the network; got {name!r}.") from None
         present = {key: value for key, value in chosen.items() if value is not None}
         return Prediction.of(present, draws_used=self.draws_used, **self._settings())
