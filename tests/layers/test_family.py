@@ -133,6 +133,14 @@ def test_impossible_parameters_are_refused(make, rule):
         make()
 
 
+def test_a_mixture_may_have_one_deviation_for_all():
+    locs = matrix(2, 4, 3)
+    one, each = (Mixture(locs.new_tensor([0.3, 0.7]), locs, locs.new_full(shape, 0.2)) for shape in ((), (2, 4, 3)))
+    for relaxed in (False, True):
+        ours, theirs = (q.sample(5, generator=torch.Generator().manual_seed(0), relaxed=relaxed) for q in (one, each))
+        torch.testing.assert_close(ours, theirs)
+
+
 def test_units_can_be_looked_up():
     units = torch.tensor([2, 0, 2])
     for q in families().values():

@@ -193,9 +193,7 @@ def test_a_flat_bias_is_the_mean_of_the_output_and_refused_elsewhere():
     net = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 1))
     output_alone = Prior(length_scale=1.4, bias_length_scale=2.0, per_layer={"2.bias": 0.0})
     assert process_of(net, output_alone).output_bias == float(net[2].bias.detach())
-    with pytest.raises(
-        ValueError, match=r"`prior` must be flat for the bias of the output layer alone; .*\['0', '2'\]"
-    ):
+    with pytest.raises(ValueError, match=r"`prior` must be flat for the bias of a single output alone; .*\['0', '2'\]"):
         process_of(net, Prior(length_scale=1.4, bias_length_scale=0.0))
     without = nn.Sequential(nn.Linear(3, 5, bias=False), nn.ReLU(), nn.Linear(5, 1))
     assert process_of(without, Prior(bias_length_scale=0.0)).output_bias == float(without[2].bias.detach())

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from dropbayes.runtime.formatting import Printed, Table, printable_name
+from dropbayes.runtime.formatting import Printed, Table, count, printable_name
 from dropbayes.runtime.validation import needed_for
 from dropbayes.sampling import evaluation_output
 
@@ -72,7 +72,7 @@ class TextUncertainty(Printed):
 
     def table(self) -> Table:
         """The texts, one in each line."""
-        return text_table(f"{len(self.tokens)} texts, {len(self.draw_log_probs)} draws", self.to_pandas())
+        return text_table(f"{count(len(self.tokens), 'text')}, {len(self.draw_log_probs)} draws", self.to_pandas())
 
     @property
     def token_probability(self) -> Tensor:

@@ -236,7 +236,7 @@ class Mixture(Family):
     def sample(self, *n: int, generator: torch.Generator | None = None, relaxed: bool = False) -> Tensor:
         _, units, columns = self.locs.shape
         choices = self._choices(*n, units, generator=generator, relaxed=relaxed)
-        stds = self.stds.expand(len(self.locs), units, self.stds.shape[-1])
+        stds = self.stds.expand(len(self.locs), units, self.stds.shape[-1] if self.stds.dim() else 1)
         std = self._component_parameter(choices, stds.square()).sqrt()  # a relaxed choice mixes variances
         noise = normal_like(self.locs, *n, units, columns, generator=generator)
         draw = torch.addcmul(self._component_parameter(choices, self.locs), std, noise)

@@ -15,7 +15,6 @@ from dropbayes.likelihoods import Likelihood
 from dropbayes.linear import LinearCheck, check_linear
 from dropbayes.predictive.evaluation import checked_targets, evaluation_tensor, score_draws
 from dropbayes.predictive.scoring import COVERAGE_LEVELS, core_scores
-from dropbayes.runtime.arrays import Array
 from dropbayes.runtime.formatting import Printed, Table, count
 from dropbayes.sampling import draws, output_tensor, sites
 from dropbayes.scores import RiskCoverage, risk_coverage
@@ -66,8 +65,7 @@ class Verdict(Printed):
     @property
     def advice(self) -> tuple[str, ...]:
         """The recommended next steps."""
-        # The gap of claimed and observed shares above which calibration is advised: more than chance in these rows.
-        steps, max_gap = [], max(0.05, self.n_rows**-0.5)
+        steps, max_gap = [], max(0.05, self.n_rows**-0.5)  # of claimed and observed shares, more than by chance
         if self.gain > 2 * self.gain_error:
             steps.append("Keep the draws: they predict the outcomes better than one pass.")
         elif self.gain < -2 * self.gain_error:
@@ -161,7 +159,6 @@ def check(
         linear = check_linear(net, x[:64] if isinstance(x, Tensor) else x, seed=seed)
     except (ValueError, RuntimeError):  # no derivative, or one that torch does not have
         linear = None
-    coverages = {p: f"coverage_{100 * p:.0f}" for p in COVERAGE_LEVELS}
     return row_verdict(
         density,
         base,
@@ -170,7 +167,7 @@ def check(
         outcomes.sample_weight,
         sites=tuple((site.path, site.drop_prob) for site in network_sites),
         n_draws=n_draws,
-        coverage={p: measured[name] for p, name in coverages.items() if name in measured},
+        coverage={p: measured[f"coverage_{100 * p:.0f}"] for p in COVERAGE_LEVELS if "rmse" in measured},
         calibration_error=measured.get("calibration_error"),
         ensemble_log_likelihoods=_ensemble_log_likelihoods(outputs, targets, judged),
         linear=linear,
@@ -178,7 +175,7 @@ def check(
 
 
 def row_verdict(
-    densities: Tensor, plain: Tensor, uncertainty: Tensor, loss: Tensor, weight: Array | None = None, **known: Any
+    densities: Tensor, plain: Tensor, uncertainty: Tensor, loss: Tensor, weight: Any = None, **known: Any
 ) -> Verdict:
     """The verdict from each row's log-density under the draws and without dropout, its uncertainty and its loss.
 

@@ -166,12 +166,10 @@ def process_of(
     for node in _LayerTracer().trace(net).nodes:
         reading.read(node)
     name, last = next(reading.weighted[step.name] for step in reversed(reading.steps) if step.name in reading.weighted)
-    layers = reading.weighted.values()
-    flat = {one for one, module in layers if module.bias is not None and is_zero(prior.of_bias(one, parameter="bias"))}
-    if flat - {name}:
-        raise ValueError(f"`prior` must be flat for the bias of the output layer alone; it is for {sorted(flat)}.")
-    if flat and len(last.bias) > 1:
-        raise ValueError("`net` with a flat prior on its output bias must have one output.")
+    biased = [one for one, module in reading.weighted.values() if module.bias is not None]
+    flat = {one for one in biased if is_zero(prior.of_bias(one, parameter="bias"))}
+    if flat - {name} or (flat and len(last.bias) > 1):
+        raise ValueError(f"`prior` must be flat for the bias of a single output alone; it is for {sorted(flat)}.")
     output_bias = float(last.bias.detach()) if flat else 0.0
     shape = tuple(input_shape) if reading.convolutional and input_shape is not None else None
     return NetworkCovariance(tuple(reading.steps), output_bias, shape)

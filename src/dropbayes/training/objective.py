@@ -11,15 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dropbayes.layers import (
-    Bernoulli,
-    Prior,
-    decays,
-    input_layers,
-    kl_from_density,
-    kl_is_weight_decay,
-    weight_layers,
-)
+from dropbayes.layers import Bernoulli, Prior, decays, input_layers, kl_from_density, kl_is_weight_decay, weight_layers
 from dropbayes.layers.family import in_full_precision
 from dropbayes.likelihoods import Likelihood
 from dropbayes.runtime.validation import check_n_data
@@ -60,9 +52,7 @@ def divergence_of(
 ) -> Callable[[], Tensor]:
     """`kl_divergence` as a function of the network's current weights; its structure is read once."""
     decaying = list(decays(net, prior=prior, keep_probs=keep_probs))
-    others: list[tuple[str, Any]] = [
-        (name, module) for name, module in weight_layers(net) if not kl_is_weight_decay(module)
-    ]
+    others: list[Any] = [(name, module) for name, module in weight_layers(net) if not kl_is_weight_decay(module)]
     if not others and not decaying:
         raise ValueError("`net` must have a weight layer to put the prior on; got a network without one.")
     first = input_layers(net, prior, keep_probs) if others else frozenset()
