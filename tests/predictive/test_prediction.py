@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -275,3 +276,21 @@ def test_the_only_output_of_a_structure_is_a_head_with_its_classes(net):
     for wrong in (0, "mean"):  # never a row
         with pytest.raises(KeyError, match="must be that of an output of the network"):
             plain.head(wrong)
+
+
+def test_rows_are_chosen_by_numpy_arrays_too(net):
+    prediction = db.predict(net, torch.randn(5, 2), keep_draws=True)
+    kept = np.array([True, False, True, False, False])
+    for index in (kept, np.array([0, 2]), [0, 2]):
+        assert torch.equal(prediction[index].draws, prediction.draws[:, [0, 2]])
+    assert torch.equal(prediction[np.int64(3)].mean, prediction.mean[3:4])
+
+
+@pytest.mark.parametrize("last", [nn.Identity(), nn.Flatten(0)])  # [row, 1] and [row]
+def test_yes_or_no_is_drawn_as_two_classes(net, last):
+    pytest.importorskip("matplotlib")
+    one = nn.Sequential(nn.Linear(2, 9), nn.Dropout(0.3), nn.Linear(9, 1), last)
+    prediction = db.predict(one, torch.randn(5, 2), likelihood=db.Bernoulli())
+    heights = sorted(bar.get_height() for bar in prediction.plot().patches)
+    p = prediction.mean.flatten()
+    assert heights == pytest.approx(torch.cat([p, 1 - p]).sort().values.tolist())

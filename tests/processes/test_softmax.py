@@ -50,6 +50,13 @@ def test_the_mode_is_where_newtons_equation_holds():
     assert (torch.linalg.eigvalsh(process.latent_covariance(X + 0.1)) > -1e-9).all()
 
 
+def test_single_precision_gives_the_same_in_single_precision():
+    labels = (X[:, 0] > 0.2).long()
+    exact, single = (softmax_process(ReLU(), x, labels).probabilities(x + 0.3) for x in (X, X.float()))
+    assert single.dtype == torch.float32
+    torch.testing.assert_close(single.double(), exact, rtol=0, atol=1e-5)
+
+
 def test_labels_are_checked():
     with pytest.raises(ValueError, match="`labels` must be integers, one class index"):
         softmax_process(ReLU(), X, X[:, 0])

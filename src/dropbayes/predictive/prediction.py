@@ -183,7 +183,9 @@ class Prediction(Printed):
 
         n_rows = len(self)
         if self.information:
-            return plots.class_bars(self.mean.movedim(self.row_axis or 0, 0), self.entropy, ax=ax)
+            p = self.mean.movedim(self.row_axis or 0, 0)
+            p = torch.stack([1 - p.flatten(), p.flatten()], 1) if p.numel() == n_rows else p  # yes or no
+            return plots.class_bars(p, self.entropy.reshape(n_rows, -1).squeeze(1), ax=ax)
         at: Array = torch.arange(n_rows, dtype=torch.float64, device="cpu") if x is None else x
         observed = None if y is None else (at, y)
         return plots.predictive_band(at, self.mean, std=self.std, observed=observed, ax=ax)
@@ -199,10 +201,8 @@ class Prediction(Printed):
 
     def __getitem__(self, index: Any) -> Prediction:
         """The prediction of some rows: an index, a slice, or a tensor of indices or booleans."""
-        n_rows, is_number = len(self), hasattr(index, "__index__")
-        if isinstance(index, Tensor):
-            is_number = index.dim() == 0 and index.dtype != torch.bool
-        if is_number:
+        n_rows, is_array = len(self), getattr(index, "ndim", 0) > 0 or getattr(index, "dtype", None) == torch.bool
+        if hasattr(index, "__index__") and not is_array:
             number = operator.index(index)
             if not -n_rows <= number < n_rows:
                 raise IndexError(f"`index` must be one of the {n_rows} rows, 0 to {n_rows - 1}; got {number}.")

@@ -23,22 +23,22 @@ class SoftmaxProcess:
 
     def mean(self, x: Tensor) -> Tensor:
         """The latent means, `[row, class]`."""
-        return self.covariance(x, self.x) @ self.residual
+        return (self.covariance(x.to(self.x), self.x) @ self.residual).to(x)
 
     def latent_covariance(self, x: Tensor) -> Tensor:
         """The covariance of the latent functions at each row, `[row, class, class]`."""
-        cross = self.covariance(x, self.x)
-        prior = torch.diag_embed(self.covariance.diagonal(x)[:, None].expand(-1, self.residual.shape[1]))
+        cross = self.covariance(x.to(self.x), self.x)
+        prior = torch.diag_embed(self.covariance.diagonal(x.to(self.x))[:, None].expand(-1, self.residual.shape[1]))
         return prior - torch.einsum("nr,crds,ns->ncd", cross, self.noise, cross)
 
     def probabilities(self, x: Tensor, *, n_draws: int = 1000, seed: int = 0) -> Tensor:
         """The class probabilities, the softmax averaged over draws of the latent functions: `[row, class]`."""
-        covariance = self.latent_covariance(x)
+        covariance, generator = self.latent_covariance(x), torch.Generator().manual_seed(seed)
         unit = covariance.diagonal(dim1=-2, dim2=-1).mean().clamp_min(1e-12)
-        eye = torch.eye(covariance.shape[-1], dtype=x.dtype)
+        eye = torch.eye(covariance.shape[-1], dtype=covariance.dtype)
         root = torch.linalg.cholesky(covariance + 1e-8 * unit * eye)
-        noise = torch.randn(n_draws, len(x), len(eye), 1, generator=torch.Generator().manual_seed(seed), dtype=x.dtype)
-        return (self.mean(x) + (root @ noise).squeeze(-1)).softmax(-1).mean(0)
+        noise = torch.randn(n_draws, len(x), len(eye), 1, generator=generator, dtype=covariance.dtype)
+        return (self.mean(x) + (root @ noise).squeeze(-1)).softmax(-1).mean(0).to(x)
 
 
 def softmax_process(

@@ -63,11 +63,10 @@ def divergence_of(
     learned = [d for d in decaying if isinstance(d.length_scale, Tensor)]
     fixed = [(0.5 * d.coefficient, d) for d in decaying if not isinstance(d.length_scale, Tensor)]
     constant = sum(d.constant for _, d in fixed)
-    fixed = [(half, d) for half, d in fixed if half]
 
     def divergence() -> Tensor:
         # Host numbers are scalar factors, never tensors: a CUDA graph cannot capture a copy to the device.
-        squares = [(half, in_full_precision(d.value).flatten()) for half, d in fixed]
+        squares = [(half, in_full_precision(d.value).flatten()) for half, d in fixed if half]
         terms = [term() for term in layer_terms]
         for d, density in dense:
             active = in_full_precision(d.value)[:, None] / d.keep_prob
