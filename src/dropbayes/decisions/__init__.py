@@ -267,8 +267,10 @@ def cascade(
         >>> cascade(torch.tensor([0.1, 5.0]), cheap, costly=lambda x: 10 * x, threshold=1.0)
         (tensor([ 0., 50.]), tensor([False,  True]))
     """
+    if not isinstance(threshold, (int, float)) or math.isnan(threshold):
+        raise ValueError(f"`threshold` must be a number; got {threshold!r}.")
     output, uncertainty = cheap(x)
-    escalated = DeferralRule(float(finite_tensor("threshold", threshold, infinite=True)), "").defers(uncertainty)
+    escalated = DeferralRule(threshold, "").defers(uncertainty)
     if escalated.shape != output.shape[:1]:
         raise ValueError(
             f"`cheap` must return an uncertainty [row] beside its output; got {tuple(escalated.shape)} beside "

@@ -84,9 +84,8 @@ class Prediction(Printed):
         average = self.draws.double().mean(0)  # in single precision, that of large draws around 0 has no digits
         if average.shape != self.mean.shape or not torch.allclose(average, self.mean.double(), atol=1e-4):
             raise ValueError("`covariance` needs a likelihood whose mean is the network's output, such as a Gaussian.")
-        axis, shape = self.row_axis or 0, (len(self), -1)
-        flat = self.draws.movedim(axis + 1, 1).reshape(len(self.draws), *shape)
-        centred, noise = flat - flat.mean(0), self.aleatoric.movedim(axis, 0).reshape(shape).to(flat)
+        flat = self.draws.movedim((self.row_axis or 0) + 1, 1).reshape(len(self.draws), len(self), -1)
+        centred, noise = flat - flat.mean(0), self.aleatoric.movedim(self.row_axis or 0, 0).reshape_as(flat[0]).to(flat)
         return torch.einsum("trd,tre->rde", centred, centred) / len(flat) + torch.diag_embed(noise)
 
     @property
@@ -232,9 +231,8 @@ class Prediction(Printed):
         for name, value in ({name: getattr(self, name) for name in names} | others).items():
             if value is None:
                 continue
-            rows_first = name in (*CLASS_STATISTICS, "mutual_information", "draws_used")
-            rows = value if rows_first else value.movedim(self.row_axis or 0, 0)
-            flat = rows.reshape(n_rows, -1).detach().cpu().numpy().T
+            axis = 0 if name in (*CLASS_STATISTICS, "mutual_information", "draws_used") else self.row_axis or 0
+            flat = value.movedim(axis, 0).reshape(n_rows, -1).detach().cpu().numpy().T
             label = "probability" if self.information and name == "mean" else name
             columns |= {label if len(flat) == 1 else f"{label}_{i}": column for i, column in enumerate(flat)}
         return columns
