@@ -65,7 +65,8 @@ class Linearisation:
                     create_graph=self.twice,
                     materialize_grads=True,
                 )
-            return summary([self._by_row(*pair) for pair in zip(self.variables, found, strict=True)])
+            pairs = zip(self.variables, found, strict=True)  # a network may be on several devices
+            return summary([self._by_row(variable, one.to(output.device)) for variable, one in pairs])
 
         # Made on the device: a copy would wait for the forward pass.
         directions = torch.eye(output.shape[1], dtype=output.dtype, device=output.device)

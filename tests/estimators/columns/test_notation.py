@@ -68,3 +68,8 @@ def test_an_amount_in_another_currency_than_that_of_training_is_refused():
 
 def test_models_without_a_recorded_currency_read_any():
     assert numbers(texts("€5", "$7"), "price", at=at, notation=Notation(sign="currency")).tolist() == [5, 7]
+
+
+def test_a_number_below_one_has_a_decimal_comma_and_no_thousands():
+    assert notation_of(pa.array(["12,345", "0,671", "-1,798"])) == Notation(",", "")
+    assert notation_of(pa.array(["12,345", "671", "-1,798"])) == Notation(".", ",")

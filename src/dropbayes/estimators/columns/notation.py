@@ -32,7 +32,7 @@ class Notation:
         """A regular expression that matches exactly the numbers so written, spaces around them removed."""
         digits = r"[0-9]+"
         if self.thousands:
-            digits = rf"[0-9]{{1,3}}(?:{self._separator}[0-9]{{3}})+|[0-9]+"
+            digits = rf"[1-9][0-9]{{0,2}}(?:{self._separator}[0-9]{{3}})+|[0-9]+"  # 0,123 has a decimal comma
         fraction = rf"(?:{re.escape(self.decimal)}[0-9]*)?"
         body = rf"(?:(?:{digits}){fraction}|{re.escape(self.decimal)}[0-9]+)(?:[eE][+-]?[0-9]+)?"
         if self.sign == "%":
