@@ -1,11 +1,13 @@
 """Tests of the trees beside the networks: against scikit-learn's own predictions, their fit and their files."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
-from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
+from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier, RandomForestRegressor
 
-from dropbayes.estimators import DropoutClassifier, trees
+from dropbayes.estimators import DropoutClassifier, DropoutRegressor, trees
 from dropbayes.estimators.recalibration import class_log_density, pool_weights
 
 
@@ -87,3 +89,102 @@ def test_nodes_that_lead_back_or_outside_are_refused(children):
     stump = np.zeros(3), np.zeros(3), np.array(children), np.ones((3, 2))
     with pytest.raises(ValueError, match="nodes that lead to later ones"):
         trees._joined([stump], boosted=False)
+
+
+# --- numbers ------------------------------------------------------------------------------------------------------------
+
+
+def jumps(n_rows=300, seed=0):
+    """Numbers that jump at thresholds, with noise that jumps too."""
+    source = np.random.default_rng(seed)
+    x = source.normal(size=(n_rows, 6))
+    mean = 2.0 * (x[:, 0] > 0.5) - 2.0 * (x[:, 1] > 0) * (x[:, 2] > 0)
+    return x, mean + np.where(x[:, 3] > 0, 1.0, 0.1) * source.normal(size=n_rows)
+
+
+@pytest.fixture(scope="module")
+def among_trees():
+    return DropoutRegressor(random_state=0, n_steps=50, device="cpu").fit(*jumps())
+
+
+def test_each_draw_of_a_forest_is_what_scikit_learns_tree_predicts():
+    x, y = jumps(200)
+    x, part = trees._rounded(x), np.arange(200) % 4
+    forest, held_out = trees.grow_forest(x, y, np.ones(200), part, [2], 3, seed=5)
+    settings = {"min_samples_leaf": 5, "max_features": 1 / 3, "bootstrap": False, "random_state": 7}
+    expected = RandomForestRegressor(3, **settings).fit(x[part != 2], y[part != 2])
+    expected = np.stack([tree.predict(x) for tree in expected.estimators_])
+    np.testing.assert_allclose(forest.draws(x)[..., 0], expected, atol=1e-6)
+    np.testing.assert_array_equal(held_out[:, part == 2], forest.draws(x)[:, part == 2])
+
+
+def test_held_out_rows_choose_a_share_of_trees_that_know_more_and_none_of_others():
+    source = torch.Generator().manual_seed(0)
+    y = torch.randn(500, 1, generator=source).double()
+    good = y + 0.3 * torch.randn(8, 500, 1, generator=source).double()
+    poor = y.roll(1, 0) + 0.3 * torch.randn(8, 500, 1, generator=source).double()
+    assert trees.tree_share(poor, good, y, torch.ones(500).double()) == 0.5
+    assert trees.tree_share(good, poor, y, torch.ones(500).double()) == 0
+    known = (torch.arange(500) < 250).double()[
+        :, None
+    ]  # either side knows half of the rows; the weights say which count
+    left, right = torch.where(known == 1, good, poor), torch.where(known == 1, poor, good)
+    assert trees.tree_share(left, right, y, known[:, 0]) == 0
+    assert trees.tree_share(left, right, y, 1 - known[:, 0]) == 0.5
+
+
+def test_trees_among_the_draws_are_better_where_outcomes_jump(among_trees, tmp_path):
+    new, truth = jumps(400, seed=1)
+    assert among_trees.forest_ is not None
+    alone = DropoutRegressor(random_state=0, n_steps=50, device="cpu", warm_start=True).fit(*jumps())
+    assert alone.forest_ is None
+    assert among_trees.log_likelihood(new, truth) > alone.log_likelihood(new, truth) + 0.05
+    among_trees.save(tmp_path / "m.safetensors")
+    loaded = DropoutRegressor.load(tmp_path / "m.safetensors")
+    for ours, theirs in zip(
+        among_trees.predict(new, return_std=True), loaded.predict(new, return_std=True), strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_trees_have_their_share_of_the_draws_by_every_method(among_trees):
+    x, _ = jumps(20, seed=2)
+    share = float(among_trees.forest_.weight)
+    n_networks = len(among_trees.population_)
+    for view in (among_trees, among_trees.with_draws(method="linear"), among_trees.without_dropout()):
+        mixture, n_drawn = view.predictive(x), view._n_drawn * n_networks
+        assert mixture.n_draws - n_drawn == round(n_drawn * share / (1 - share))
+    mean, covariance = among_trees.predict(x, return_cov=True)
+    np.testing.assert_allclose(np.sqrt(np.diag(covariance)), among_trees.predict(x, return_std=True)[1])
+    assert np.linalg.eigvalsh(covariance).min() > 0
+    np.testing.assert_array_equal(mean, among_trees.predict(x))
+
+
+def test_numbers_by_trees_do_not_depend_on_the_order_of_rows_nor_a_row_on_its_batch(among_trees):
+    x, y = jumps()
+    weight = np.ones(300)
+    weight[:3] = 2
+    shuffled = np.random.default_rng(1).permutation(300)
+    settings = {"random_state": 0, "n_steps": 50, "device": "cpu"}
+    together = np.stack(among_trees.predict(x[:5], return_std=True))
+    other = DropoutRegressor(**settings).fit(x[shuffled], y[shuffled])
+    np.testing.assert_array_equal(together, np.stack(other.predict(x[:5], return_std=True)))
+    single = [np.stack(among_trees.predict(x[row : row + 1], return_std=True)) for row in range(5)]
+    np.testing.assert_array_equal(together, np.concatenate(single, 1))
+    weighted = DropoutRegressor(**settings).fit(x, y, sample_weight=weight)
+    copied = DropoutRegressor(**settings).fit(np.concatenate([x, x[:3]]), np.concatenate([y, y[:3]]))
+    assert weighted.forest_ is not None
+    np.testing.assert_array_equal(weighted.predict(x), copied.predict(x))
+
+
+def test_numbers_in_temporal_order_have_no_trees_of_the_future():
+    x, y = jumps()
+    assert DropoutRegressor(random_state=0, n_steps=50, device="cpu").fit(x, y, times=np.arange(300)).forest_ is None
+
+
+def test_a_file_with_an_impossible_share_of_trees_is_refused(among_trees, tmp_path):
+    broken = among_trees.with_draws()
+    broken.forest_ = replace(among_trees.forest_, weight=torch.tensor(1.0).double())
+    broken.save(tmp_path / "m.safetensors")
+    with pytest.raises(ValueError, match="the share of trees among the draws must lie between 0 and 1"):
+        DropoutRegressor.load(tmp_path / "m.safetensors")

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from dropbayes.estimators.ensembles import ClassEnsemble
 from dropbayes.estimators.learning import DropoutEstimator
-from dropbayes.estimators.parameters import FOLDS
 from dropbayes.estimators.process import Offset
 from dropbayes.estimators.recalibration import pool_weights
 from dropbayes.estimators.rows import row_weights
@@ -93,20 +92,11 @@ class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
 
     def _grow_trees(self, choice: EnsembleChoice) -> tuple[tuple[Trees, ...], Tensor]:
         """Trees of all rows of the search, and their evidence on its held-out rows."""
-        x, codes, weight = choice.held_out_rows()
-        n_held, sizes = len(x), [len(rows) for rows in choice.held_out]
-        part = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
-        if len(sizes) == 1:  # a single split: the other rows take turns too, for the mean over the parts
-            rest = choice.tasks[0]
-            part = torch.cat([part, 1 + torch.arange(len(rest.x)) % (FOLDS - 1)])
-            x, codes = torch.cat([x, rest.x]), torch.cat([codes, rest.y])
-            weight = torch.cat([weight, torch.ones(len(rest.x)) if rest.weight is None else rest.weight])
-        searched = isinstance(self.drop_prob, str) and not self.warm_start
-        n_trees, y = self._effort.n_trees if searched else 0, codes.numpy()
-        if not n_trees or any(len(np.unique(y[part != number])) < 2 for number in part.unique()):
-            return (), x.new_zeros(0, n_held, len(self.classes_))
-        rows = x[:, : self._n_columns].numpy(), y, weight.numpy(), part.numpy()
-        grown, evidence = grow_trees(*rows, n_trees, self.class_shares_, self.seed_)
+        x, y, weight, part = self._rows_and_parts(choice)
+        n_held = sum(map(len, choice.held_out))
+        if not self._n_trees or any(len(np.unique(y[part != number])) < 2 for number in np.unique(part)):
+            return (), torch.zeros(0, n_held, len(self.classes_)).double()
+        grown, evidence = grow_trees(x, y, weight, part, self._n_trees, self.class_shares_, self.seed_)
         return grown, evidence[:, :n_held]
 
     def _training_data(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> tuple[Any, Any, Any]:

@@ -29,7 +29,7 @@ from dropbayes.estimators.noise import StudentNoise
 from dropbayes.estimators.process import Process, offset_draws
 from dropbayes.estimators.recalibration import tempered
 from dropbayes.estimators.transforms import MappedMixture, TargetTransform, TransformedMixture
-from dropbayes.estimators.trees import Trees
+from dropbayes.estimators.trees import Trees, among
 from dropbayes.population import Population, network
 from dropbayes.population.evaluation import in_units
 from dropbayes.predictive import Mixture, draw_mean
@@ -218,6 +218,12 @@ class Ensemble(ABC):
     def _set_class_state(self, settings: dict[str, Any]) -> None:
         """Restores what `_class_state` returned."""
 
+    def _check_trees(self, trees: Trees, n_outputs: int) -> None:
+        """Raises unless trees of a file fit the inputs and the outputs."""
+        known = (trees.column >= 0) & (trees.column < self._n_columns)
+        if trees.value.shape[1] != n_outputs or not bool(known.all()):
+            raise ValueError(f"trees must compare {self._n_columns} columns and have {n_outputs} outputs")
+
 
 def _one_function(net: nn.Module, x: Tensor) -> Tensor:
     """The outputs of a network that drops nothing, in blocks of one size: a row then has the same bits in any batch."""
@@ -235,6 +241,7 @@ class RegressionEnsemble(Ensemble):
         "bounds_": ("bounds", Bounds),
         "process_": ("process", Process),
         "atoms_": ("atoms", Atoms),
+        "forest_": ("forest", Trees),
     }
     noise: str
     noise_: StudentNoise | None
@@ -243,6 +250,7 @@ class RegressionEnsemble(Ensemble):
     bounds_: Bounds | None = None
     process_: Process | None = None
     atoms_: Atoms | None = None
+    forest_: Trees | None = None
     one_column_: bool
 
     def _head(self) -> str:
@@ -282,14 +290,17 @@ class RegressionEnsemble(Ensemble):
         return mixture if self.transform_.name == "none" else TransformedMixture(mixture, self.transform_)
 
     def _uncalibrated_blocks(self, X: Any, block_rows: int | None) -> Iterator[tuple[slice, Mixture]]:
-        for rows, inputs, outputs in self._output_blocks(self._inputs(X), block_rows):
-            mixture = self._mixture(inputs, outputs)
+        x = self._inputs(X)
+        for rows, inputs, outputs in self._output_blocks(x, block_rows):
+            mixture = self._mixture(x[rows], inputs, outputs)
             yield rows, mixture.output(0) if self.one_column_ else mixture
 
-    def _mixture(self, inputs: Tensor, outputs: Tensor) -> Mixture:
+    def _mixture(self, x: np.ndarray, inputs: Tensor, outputs: Tensor) -> Mixture:
         population, n_outputs = self.population_, self.population_.y_mean.shape[1]
         if self.process_ is not None:
             outputs = self._with_process(inputs, outputs)
+        if self.forest_ is not None:
+            outputs = self._with_forest(x, outputs)
         if self.bounds_ is not None:
             values, rest = outputs.split([n_outputs, outputs.shape[-1] - n_outputs], -1)
             shift = self.bounds_.shift(draw_mean(values.double().flatten(0, 1)))
@@ -325,6 +336,13 @@ class RegressionEnsemble(Ensemble):
         y_mean, y_scale = process.y_mean.to(outputs.device), process.y_scale.to(outputs.device)
         values = outputs.double() * population.y_scale[:, None] + population.y_mean[:, None]
         return torch.where(has_offset, values / y_scale + offset, (values - y_mean) / y_scale)
+
+    def _with_forest(self, x: np.ndarray, outputs: Tensor) -> Tensor:
+        """The outputs `[draw, 1, row, output]` of networks and trees, in one standard."""
+        assert self.forest_ is not None
+        y_mean, y_scale = self._target_moments
+        functions = outputs.expand(self._n_drawn if len(outputs) == 1 else -1, -1, -1, -1).double().flatten(0, 1)
+        return among(functions, (self.forest_.draws(x) - y_mean) / y_scale, float(self.forest_.weight))[:, None]
 
     @on_cpu
     def predict(self, X: Any, return_std: bool = False, return_cov: bool = False) -> Any:
@@ -400,6 +418,10 @@ class RegressionEnsemble(Ensemble):
     def _set_class_state(self, settings: dict[str, Any]) -> None:
         self.one_column_ = settings["one_column"]
         self.transform_ = TargetTransform(**settings["transform"])
+        if self.forest_ is not None:
+            self._check_trees(self.forest_, 1)
+            if not 0 < float(self.forest_.weight) < 1:
+                raise ValueError("the share of trees among the draws must lie between 0 and 1")
 
 
 class ClassEnsemble(Ensemble):
@@ -495,6 +517,4 @@ class ClassEnsemble(Ensemble):
         if self.class_shares_.shape != (n_classes,) or not (self.class_shares_ > 0).all():
             raise ValueError(f"'class_shares' must hold a positive share for each of the {n_classes} classes")
         for trees in filter(None, (self.forest_, self.boosted_)):
-            known = (trees.column >= 0) & (trees.column < self._n_columns)
-            if trees.value.shape[1] != n_classes or not bool(known.all()):
-                raise ValueError(f"trees must compare {self._n_columns} columns and know {n_classes} classes")
+            self._check_trees(trees, n_classes)

@@ -194,6 +194,23 @@ class DropoutEstimator(Parameters, Ensemble):
         trained = replace(trained, precision=choice.precision[index].to(trained.device) * trained.y_scale**-2)
         return select(trained, range(n_networks)), select(trained, range(n_networks, len(members)))
 
+    @property
+    def _n_trees(self) -> int:
+        """The number of trees of each fold beside the networks; none where the caller names the networks."""
+        return self._effort.n_trees if isinstance(self.drop_prob, str) and not self.warm_start else 0
+
+    def _rows_and_parts(self, choice: EnsembleChoice) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Inputs without bins, targets, weights and fold of all rows of a search, the held-out rows first."""
+        x, y, weight = choice.held_out_rows()
+        sizes = torch.tensor([len(rows) for rows in choice.held_out])
+        part = torch.arange(len(sizes)).repeat_interleave(sizes)
+        if len(sizes) == 1:  # a single split: the other rows take turns too, for predictions by the trees of all parts
+            rest = choice.tasks[0]
+            part = torch.cat([part, 1 + torch.arange(len(rest.x)) % (FOLDS - 1)])
+            x, y = torch.cat([x, rest.x]), torch.cat([y, rest.y])
+            weight = torch.cat([weight, torch.ones(len(rest.x)) if rest.weight is None else rest.weight])
+        return x[:, : self._n_columns].numpy(), y.numpy(), weight.numpy(), part.numpy()
+
     def _continue(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, epochs: int, schedule: str) -> None:
         """Continues training from the current weights."""
         start = self.population_

@@ -3,7 +3,7 @@ r"""The scikit-learn regressor."""
 from __future__ import annotations
 
 import math
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -17,9 +17,11 @@ from dropbayes.estimators.ensembles import RegressionEnsemble
 from dropbayes.estimators.extrapolation import Bounds, Gap, find_gap, fit_extrapolation
 from dropbayes.estimators.learning import DropoutEstimator
 from dropbayes.estimators.noise import fit_noise
+from dropbayes.estimators.parameters import FOLDS
 from dropbayes.estimators.process import MAX_ROWS, Offset, fit_process
 from dropbayes.estimators.rows import row_weights
 from dropbayes.estimators.transforms import candidate_transforms
+from dropbayes.estimators.trees import among, grow_forest, tree_share
 from dropbayes.population import EnsembleChoice, Population, draws
 from dropbayes.population.standardisation import moments
 from dropbayes.runtime.devices import cpu_threads, on_cpu
@@ -79,6 +81,8 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         transform_: The transform of the targets (`dropbayes.estimators.transforms`).
         process_: The Gaussian process whose errors some networks learn (`dropbayes.estimators.process`); None where
             held-out rows prefer networks alone.
+        forest_: Trees whose predictions are a share of the draws (`dropbayes.estimators.trees`); None where held-out
+            rows prefer networks alone.
         atoms_: Values that the targets repeat, which predictions then take (`dropbayes.estimators.atoms`), if any.
         noise_: The fitted noise model of `noise="student"`, in standardised units; None for the other kinds.
         search_scores_: The held-out log-likelihood of each candidate, with Gaussian noise, in the units of y.
@@ -125,7 +129,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         fits = []
         for transform in [self.transform_] if warm else candidate_transforms(self.target_transform, y):
             if not warm:
-                self.noise_ = self.extrapolation_ = self.bounds_ = self.atoms_ = None
+                self.noise_ = self.extrapolation_ = self.bounds_ = self.atoms_ = self.forest_ = None
                 self.__dict__.pop("population_", None)  # of another scale
             self.transform_ = transform
             self._learn(x, self._transform(y), weight, groups, times)
@@ -162,7 +166,6 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         return [y, y - (mean * self.process_.y_scale + self.process_.y_mean).numpy().reshape(y.shape)]
 
     def _fit_noise(self, choice: EnsembleChoice, offset: Offset | None, *, forward: bool) -> None:
-        del forward
         x, y, weight = choice.held_out_rows()
         in_units = self.transform_.inverse(y.double().reshape(len(x), -1))
         log_derivative = float((self.transform_.log_derivative(in_units).sum(1) * weight).sum() / weight.sum())
@@ -178,6 +181,8 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         x = self._standard_columns(x.double())
         outcome = y.double()
         y = (outcome.reshape(len(x), -1) - y_mean) / y_scale
+        if self.one_column_ and not forward and self._n_trees:
+            draws = self._with_trees(choice, draws, y, weight)
         rows = torch.randperm(len(x), generator=torch.Generator().manual_seed(self.seed_))[: effort.noise_rows]
         self.noise_, score = fit_noise(
             draws[:, rows].permute(2, 0, 1).float(),
@@ -192,6 +197,21 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         if self.one_column_ and self.transform_.name == "none":
             mixture = self.noise_.mixture(draws[:, rows], x[rows], y_mean, y_scale).output(0)
             self.atoms_ = fit_atoms(mixture, outcome[rows], weight[rows])
+
+    def _with_trees(self, choice: EnsembleChoice, draws: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """The held-out draws, of which trees take the place of a share where that is better; sets `forest_`."""
+        rows, n_folds, (y_mean, y_scale) = self._rows_and_parts(choice), len(choice.held_out), self._target_moments
+        forest, predicted = grow_forest(*rows, range(n_folds), self._n_trees, self.seed_)
+        trees = (predicted[:, : len(y)] - y_mean) / y_scale
+        share = tree_share(draws, trees, y, weight)
+        if share == 0:
+            return draws
+        if n_folds == 1:  # the share is chosen by the trees of one part; those of no part know all rows
+            forest, _ = grow_forest(*rows, [FOLDS], 2 * self._n_trees, self.seed_)
+        self.forest_ = replace(forest, weight=torch.tensor(share).double())
+        n_members = len(choice.members)
+        n_kept = n_members * max(1, round(len(draws) / n_members * (1 - share)))  # the time does not grow
+        return among(draws[:n_kept], trees, share)
 
     def _set_bounds(self, y: np.ndarray) -> None:
         y_mean, y_scale = self._target_moments
@@ -218,13 +238,16 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         rows = inside[torch.randperm(len(inside), generator=source)[:_GAP_ROWS]]
         y_mean, y_scale = self._target_moments
         sampled, _ = draws(without_gap, torch.as_tensor(x[:, : without_gap.x_mean.shape[1]])[rows], n_draws=_GAP_DRAWS)
-        columns = self._standard_columns(x)
-        mixture = self.noise_.mixture(
-            (sampled[:, 0].cpu() - y_mean) / y_scale, columns[rows], torch.zeros_like(y_mean), torch.ones_like(y_scale)
-        )
+        columns, functions = self._standard_columns(x), (sampled[:, 0].cpu() - y_mean) / y_scale
+        share = np.ones(len(x)) if weight is None else weight
+        if self.forest_ is not None:
+            table = x[:, : self._n_columns], y, share, gap.rows.numpy().astype(int)
+            _, trees = grow_forest(*table, [1], self._n_trees, self.seed_)
+            functions = among(functions, (trees[:, rows] - y_mean) / y_scale, float(self.forest_.weight))
+        unit = torch.zeros_like(y_mean), torch.ones_like(y_scale)
+        mixture = self.noise_.mixture(functions, columns[rows], *unit)
         outcome = (torch.as_tensor(y).double().reshape(len(x), -1)[rows] - y_mean) / y_scale
-        share = torch.ones(len(rows)) if weight is None else torch.as_tensor(weight)[rows]
-        self.extrapolation_ = fit_extrapolation(gap, columns, mixture, outcome, rows, share)
+        self.extrapolation_ = fit_extrapolation(gap, columns, mixture, outcome, rows, torch.as_tensor(share)[rows])
 
     def _set_precision(self, precision: Tensor) -> None:
         if self.noise_ is not None:  # the scale of the noise follows the Gaussian's

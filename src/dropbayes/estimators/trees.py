@@ -1,10 +1,14 @@
-r"""Trees beside the networks of classes: they find thresholds in a few of many columns, and the classes of close rows.
+r"""Trees beside the networks: they find thresholds in a few of many columns, and the outcomes of close rows.
 
-On the training rows of each fold a forest (Breiman 2001) and boosted trees (Friedman 2001) are grown. With $g_j$ their
-log-probabilities, π the class shares and $z_t$ the logits of draw t of the networks, the draw has the logits
+For classes, a forest (Breiman 2001) and boosted trees (Friedman 2001) are grown on the training rows of each fold.
+With $g_j$ their log-probabilities, π the class shares and $z_t$ the logits of draw t of the networks, the draw has the
+logits
 $$\log \pi + \tfrac1\theta (z_t - \log \pi) + \sum_j a_j\, (g_j - \log \pi),$$
 a logarithmic pool whose temperature θ and weights $a_j$ are fitted to rows that neither was trained on. Predictions are
 means over the trees of all folds, stored as tensors: a file holds no code.
+
+For numbers, every tree of a forest is a function, and so one more draw: a share of the mixture over the draws, which
+rows that neither was trained on choose. Trees part where outcomes do, so that the mixture there is wide, or skewed.
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dropbayes.predictive import Mixture
+
 Nodes = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # column, threshold, children and value of each
 
 
@@ -27,10 +33,10 @@ class Trees:
     Attributes:
         column, threshold: What each node compares: rows with a value of at most the threshold go left.
         children: The nodes to the left and the right, `[node, 2]`, which follow it; a leaf is its own.
-        value: What each leaf adds to the outputs, `[node, class]`.
+        value: What each leaf adds to the outputs, `[node, class]`; for numbers, what it predicts.
         roots: The first node of each tree.
         boosted: Whether the sums are logits; those of a forest are probabilities.
-        weight: a, their weight in the pool.
+        weight: a, their weight in the pool; for numbers, their share of the draws.
 
     Example:
         >>> stump = [np.zeros(3), np.zeros(3), np.array([[1, 2], [1, 1], [2, 2]]), np.array([[0, 0], [1, 0], [0, 1]])]
@@ -57,15 +63,22 @@ class Trees:
 
     def probabilities(self, x: np.ndarray) -> Tensor:
         """The class probabilities of rows, `[row, class]`."""
+        total = torch.nn.functional.embedding_bag(self._leaves(x), self.value.double(), mode="sum")
+        return total.softmax(-1) if bool(self.boosted) else total
+
+    def draws(self, x: np.ndarray) -> Tensor:
+        """What each tree predicts for rows, `[tree, row, 1]`."""
+        return self.value.double()[self._leaves(x).T]
+
+    def _leaves(self, x: np.ndarray) -> Tensor:
+        """The leaf of each row in each tree, `[row, tree]`."""
         inputs, node = torch.from_numpy(_rounded(x)), self.roots.long().expand(len(x), -1)
         while True:
             right = inputs.gather(1, self.column[node].long()) > self.threshold[node]
             below = self.children[node, right.long()].long()
             if torch.equal(below, node):
-                break
+                return node
             node = below
-        total = torch.nn.functional.embedding_bag(node, self.value.double(), mode="sum")
-        return total.softmax(-1) if bool(self.boosted) else total
 
     def evidence(self, x: np.ndarray, shares: np.ndarray) -> Tensor:
         r"""$g - \log \pi$ of rows, `[row, class]`: what the trees know beyond the class shares."""
@@ -101,6 +114,69 @@ def grow_trees(
     return tuple(_joined(nodes, boosted=kind == 1) for kind, nodes in enumerate(grown)), evidence
 
 
+def grow_forest(
+    x: np.ndarray, y: np.ndarray, weight: np.ndarray, part: np.ndarray, parts: Sequence[int], n_trees: int, seed: int
+) -> tuple[Trees, Tensor]:
+    """A forest of numbers, and what each tree predicts for the rows of its part, `[tree, row, 1]`.
+
+    The arguments are those of `grow_trees`, with the parts that trees are grown without.
+    """
+    from sklearn.ensemble import RandomForestRegressor
+
+    grown, held_out = [], torch.zeros(n_trees, len(x), 1).double()
+    for number in parts:
+        learned, held = part != number, part == number
+        few = int(learned.sum()) <= 2000  # rows of each tree: the time does not grow with the table
+        forest = RandomForestRegressor(
+            n_trees,
+            min_samples_leaf=5,
+            max_features=1 / 3,
+            bootstrap=not few,
+            max_samples=None if few else 2000,
+            random_state=(seed + number) % 2**32,
+        ).fit(_rounded(x[learned]), y[learned], weight[learned] if weight.min() < weight.max() else None)
+        nodes = [_tree_nodes(one.tree_, one.tree_.value[:, 0]) for one in forest.estimators_]
+        held_out[:, held] = _joined(nodes, boosted=False).draws(x[held])
+        grown += nodes
+    return _joined(grown, boosted=False), held_out
+
+
+def among(draws: Tensor, trees: Tensor, share: float) -> Tensor:
+    """The draws, and as many of trees `[tree, row, 1]`, some left out or repeated, as make up their share.
+
+    Example:
+        >>> among(torch.zeros(4, 1, 1), torch.arange(1.0, 4)[:, None, None], 1 / 3).flatten()
+        tensor([0., 0., 0., 0., 1., 2.])
+    """
+    n_more = round(len(draws) * share / (1 - share))
+    return torch.cat([draws, trees[torch.arange(n_more) * len(trees) // max(1, n_more)].to(draws)])
+
+
+def tree_share(draws: Tensor, trees: Tensor, y: Tensor, weight: Tensor) -> float:
+    """The share of trees among the draws of numbers that held-out rows prefer: none, a third or half.
+
+    As in the choice of members, the best has the greatest sum of the pool's log-likelihood and of the mean's under
+    Laplace noise; trees must gain a hundredth, or are not worth their time. Either side has noise of Student's t, whose
+    scale is its own.
+
+    Args:
+        draws: Those of the networks, `[draw, row, 1]`.
+        trees: What trees that were grown without the row predict, `[tree, row, 1]`.
+        y: The outcomes `[row, 1]`.
+        weight: Row weights.
+    """
+    part, shares = weight / weight.sum(), torch.tensor([0.0, 1 / 3, 1 / 2]).double()
+    errors = torch.stack([(y - values.mean(0))[:, 0] for values in (draws, trees)])
+    densities = []
+    for values, error in zip((draws, trees), errors, strict=True):
+        deviation = (error.square() * part).sum().sqrt().clamp_min(1e-9)
+        mixtures = [Mixture(values[..., 0], factor * deviation, 4.0) for factor in torch.logspace(-1, 0, 8)]
+        densities.append(max((one.log_density(y[:, 0]) for one in mixtures), key=lambda density: float(density @ part)))
+    pooled = torch.logaddexp((1 - shares).log()[:, None] + densities[0], shares.log()[:, None] + densities[1]) @ part
+    mean_error = torch.lerp(errors[0], errors[1], shares[:, None]).abs() @ part
+    return float(shares[(pooled - mean_error.clamp_min(1e-30).log() - 0.01 * (shares > 0)).argmax()])
+
+
 def _rounded(x: np.ndarray) -> np.ndarray:
     """The inputs in single precision, in which forests are grown; the largest are as large as it knows."""
     largest = np.finfo(np.float32).max
@@ -128,6 +204,11 @@ def _nodes(column: Any, threshold: Any, left: Any, right: Any, is_leaf: Any, val
     return np.where(is_leaf, 0, column), np.where(is_leaf, 0.0, threshold), children, value * is_leaf[:, None]
 
 
+def _tree_nodes(tree: Any, value: np.ndarray) -> Nodes:
+    left = tree.children_left
+    return _nodes(tree.feature, tree.threshold, left, tree.children_right, left < 0, value)
+
+
 def _forest(
     x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, n_classes: int, seed: int, *, n_trees: int
 ) -> list[Nodes]:
@@ -136,11 +217,8 @@ def _forest(
     n_rows = min(len(x), 2000)  # of each tree: the time does not grow with the table
     forest = RandomForestClassifier(n_trees, min_samples_leaf=2, max_samples=n_rows, random_state=seed % 2**32)
     forest.fit(x, y, weight)
-    grown, outputs = [one.tree_ for one in forest.estimators_], np.eye(n_classes)[forest.classes_] / n_trees
-    return [
-        _nodes(t.feature, t.threshold, t.children_left, t.children_right, t.children_left < 0, t.value[:, 0] @ outputs)
-        for t in grown
-    ]
+    outputs = np.eye(n_classes)[forest.classes_] / n_trees
+    return [_tree_nodes(one.tree_, one.tree_.value[:, 0] @ outputs) for one in forest.estimators_]
 
 
 def _boosted(x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, n_classes: int, seed: int) -> list[Nodes]:
