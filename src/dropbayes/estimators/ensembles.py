@@ -340,9 +340,8 @@ class RegressionEnsemble(Ensemble):
     def _with_forest(self, x: np.ndarray, outputs: Tensor) -> Tensor:
         """The outputs `[draw, 1, row, output]` of networks and trees, in one standard."""
         assert self.forest_ is not None
-        y_mean, y_scale = self._target_moments
         functions = outputs.expand(self._n_drawn if len(outputs) == 1 else -1, -1, -1, -1).double().flatten(0, 1)
-        return among(functions, (self.forest_.draws(x) - y_mean) / y_scale, float(self.forest_.weight))[:, None]
+        return among(functions, self.forest_.draws(x), float(self.forest_.weight))[:, None]
 
     @on_cpu
     def predict(self, X: Any, return_std: bool = False, return_cov: bool = False) -> Any:

@@ -200,9 +200,10 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
 
     def _with_trees(self, choice: EnsembleChoice, draws: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """The held-out draws, of which trees take the place of a share where that is better; sets `forest_`."""
-        rows, n_folds, (y_mean, y_scale) = self._rows_and_parts(choice), len(choice.held_out), self._target_moments
+        x, targets, weights, part = self._rows_and_parts(choice)
+        rows, n_folds = (x, self._standard_targets(targets)[:, 0], weights, part), len(choice.held_out)
         forest, predicted = grow_forest(*rows, range(n_folds), self._n_trees, self.seed_)
-        trees = (predicted[:, : len(y)] - y_mean) / y_scale
+        trees = predicted[:, : len(y)]
         share = tree_share(draws, trees, y, weight)
         if share == 0:
             return draws
@@ -213,9 +214,12 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         n_kept = n_members * max(1, round(len(draws) / n_members * (1 - share)))  # the time does not grow
         return among(draws[:n_kept], trees, share)
 
-    def _set_bounds(self, y: np.ndarray) -> None:
+    def _standard_targets(self, y: Any) -> np.ndarray:
         y_mean, y_scale = self._target_moments
-        targets = (torch.as_tensor(y).reshape(len(y), -1) - y_mean) / y_scale
+        return ((torch.as_tensor(y).double().reshape(len(y), -1) - y_mean) / y_scale).numpy()
+
+    def _set_bounds(self, y: np.ndarray) -> None:
+        targets = torch.from_numpy(self._standard_targets(y))
         self.bounds_ = Bounds.of(targets) if self.bounds_ is None else self.bounds_.union(Bounds.of(targets))
 
     def _standard_columns(self, x: Any) -> Tensor:
@@ -239,15 +243,16 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         y_mean, y_scale = self._target_moments
         sampled, _ = draws(without_gap, torch.as_tensor(x[:, : without_gap.x_mean.shape[1]])[rows], n_draws=_GAP_DRAWS)
         columns, functions = self._standard_columns(x), (sampled[:, 0].cpu() - y_mean) / y_scale
-        share = np.ones(len(x)) if weight is None else weight
+        share, outcome = np.ones(len(x)) if weight is None else weight, torch.from_numpy(self._standard_targets(y))
         if self.forest_ is not None:
-            table = x[:, : self._n_columns], y, share, gap.rows.numpy().astype(int)
+            table = x[:, : self._n_columns], outcome[:, 0].numpy(), share, gap.rows.numpy().astype(int)
             _, trees = grow_forest(*table, [1], self._n_trees, self.seed_)
-            functions = among(functions, (trees[:, rows] - y_mean) / y_scale, float(self.forest_.weight))
+            functions = among(functions, trees[:, rows], float(self.forest_.weight))
         unit = torch.zeros_like(y_mean), torch.ones_like(y_scale)
         mixture = self.noise_.mixture(functions, columns[rows], *unit)
-        outcome = (torch.as_tensor(y).double().reshape(len(x), -1)[rows] - y_mean) / y_scale
-        self.extrapolation_ = fit_extrapolation(gap, columns, mixture, outcome, rows, torch.as_tensor(share)[rows])
+        self.extrapolation_ = fit_extrapolation(
+            gap, columns, mixture, outcome[rows], rows, torch.as_tensor(share)[rows]
+        )
 
     def _set_precision(self, precision: Tensor) -> None:
         if self.noise_ is not None:  # the scale of the noise follows the Gaussian's

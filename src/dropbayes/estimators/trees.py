@@ -119,7 +119,7 @@ def grow_forest(
 ) -> tuple[Trees, Tensor]:
     """A forest of numbers, and what each tree predicts for the rows of its part, `[tree, row, 1]`.
 
-    The arguments are those of `grow_trees`, with the parts that trees are grown without.
+    The arguments are those of `grow_trees`, with standardised targets and the parts that trees are grown without.
     """
     from sklearn.ensemble import RandomForestRegressor
 
