@@ -106,8 +106,8 @@ class View:
         self._memory: dict[int, torch.UntypedStorage] = {}  # copies of memory, by address
         self._parameter_memory = {address for parameter in net.parameters() if (address := storage(parameter))}
         self.generators: list[Any] = []
+        self._originals: list[nn.Module] = []
         self.net = self._clone(net, "")
-        self._originals = self._modules_below(net)
         self._switches = any(_switches(module) for module in self._originals)
         for module in self._originals:
             self._fill(module)
@@ -173,16 +173,6 @@ class View:
 
     # Making it ------------------------------------------------------------------------------------------------------
 
-    def _modules_below(self, net: nn.Module) -> list[nn.Module]:
-        modules, seen = [net], {id(net)}
-        for module in modules:  # grows during the loop
-            for child in module._modules.values():
-                inner = None if child is None else unwrap(child)
-                if inner is not None and id(inner) not in seen:
-                    seen.add(id(inner))
-                    modules.append(inner)
-        return modules
-
     def _clone(self, module: nn.Module, name: str) -> nn.Module:
         module = unwrap(module)
         if id(module) in self._clones:
@@ -192,6 +182,7 @@ class View:
             kind = type(kind.__name__, (kind,), {"__del__": lambda self: None, "__module__": kind.__module__})
         clone = object.__new__(kind)
         self._clones[id(module)], self._names[id(module)] = clone, name
+        self._originals.append(module)
         children = {
             key: child if child is None else self._clone(child, f"{name}.{key}".lstrip("."))
             for key, child in module._modules.items()
@@ -358,8 +349,6 @@ class View:
 
 
 _IMMUTABLE = frozenset({bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size, bytes})
-
-
 _PLAIN_CONTAINERS = frozenset({dict, OrderedDict, list, set})
 
 
