@@ -328,3 +328,39 @@ def test_an_exit_that_a_batch_takes_as_a_whole_is_refused_and_that_of_a_row_is_n
     with pytest.raises(ValueError, match="depend on each other"):
         db.predict(net, x, n_draws=20, masks=masks)
     assert_law(net, x[:1], masks=masks)
+
+
+# Rows sent to different places ----------------------------------------------------------------------------------------
+
+
+def sent(place, capacity=None):
+    """Tokens are sent to experts by `place`; of each expert, no more than `capacity` at a time."""
+
+    def forward(self, x):
+        tokens = x.flatten(0, 1) if x.dim() == 3 else x
+        out = tokens.new_zeros(len(tokens), 2)
+        for i, expert in enumerate(self.experts):
+            where = (place(tokens) == i).nonzero()[:capacity, 0]
+            if where.numel():
+                out = out.index_add(0, where, expert(tokens[where]))
+        return out.view(*x.shape[:-1], 2)
+
+    experts = (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 2)) for _ in range(4))
+    return network(forward, experts=nn.ModuleList(experts))
+
+
+def test_two_tokens_of_a_late_row_in_one_expert_have_masks_of_their_own():
+    def make():
+        x = torch.randn(20, 2, 4)
+        x[:, 0, 0], x[:, 1, 0] = torch.arange(20) % 2, 2 + torch.arange(20) % 2
+        x[18, :, 0] = 3
+        net = sent(lambda tokens: tokens[:, 0])
+        return network(lambda self, x: self.net(x).sum(1), net=net), x
+
+    assert_law(*made(make))
+
+
+def test_a_row_for_which_its_expert_has_no_room_is_noticed():
+    net, x = made(lambda: (sent(lambda tokens: (tokens[:, 0] > 0).long(), capacity=3), torch.randn(12, 4)))
+    with pytest.raises(ValueError, match="its rows depend on each other"):
+        db.predict(net, x, n_draws=10)

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import dropbayes as db
 from dropbayes.sampling import masks
-from tests.sampling.loop import assert_law, made
+from tests.sampling.loop import assert_law, assert_same_alone, made
 
 PASSES: list[int] = []
 
@@ -105,16 +105,26 @@ def packed_after_dropout():
     return net, (torch.randn(64, 6, 5), torch.randint(2, 7, (64,)))
 
 
-def experts():
+def experts(n=3, *, skips=False, noise=0.0):
     def function(self, x):
-        chosen, out = self.gate(x).argmax(-1), x.new_zeros(len(x), 2)
+        chosen, out = self.gate(self.d(x)).argmax(-1), x.new_zeros(len(x), 2)
         for i, expert in enumerate(self.experts):
             where = (chosen == i).nonzero()[:, 0]
-            out = out.index_add(0, where, expert(x[where]))
+            if where.numel() or not skips:
+                out = out.index_add(0, where, expert(x[where]))
         return out
 
-    made_of = (nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 2)) for _ in range(3))
-    return Noted(function, gate=nn.Linear(8, 3), experts=nn.ModuleList(made_of)), torch.randn(64, 8)
+    made_of = (nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 2)) for _ in range(n))
+    gate, d = nn.Linear(8, n), nn.Dropout(noise)
+    return Noted(function, gate=gate, d=d, experts=nn.ModuleList(made_of)), torch.randn(64, 8)
+
+
+def experts_skipped():
+    return experts(12, skips=True)
+
+
+def experts_met_by_chance():
+    return experts(6, skips=True, noise=0.2)
 
 
 NETWORKS = {f"layers skipped by {name}": lambda gate=gate: skipped(gate) for name, gate in GATES.items()} | {
@@ -131,6 +141,23 @@ def test_a_prediction_takes_the_passes_of_its_draws_and_few_more(name, first):
     calls, rows = passes(lambda: db.predict(net, x, n_draws=30, seed=1))
     most = 30 * 1.3 + (15 if first else 2)
     assert calls <= most and rows <= 64 * most, (calls, rows / 64)
+
+
+@pytest.mark.parametrize("make", [experts_skipped, experts_met_by_chance])
+def test_experts_that_a_pass_may_skip_are_learned_once(make):
+    net, x = made(make)
+    db.predict(net, x, n_draws=30)
+    for seed in (1, 2):
+        calls, _ = passes(lambda seed=seed: db.predict(net, x, n_draws=30, seed=seed))
+    assert calls <= 33, calls
+
+
+@pytest.mark.parametrize("make", [experts_skipped, experts_met_by_chance])
+def test_experts_that_were_learned_have_the_law_of_the_loop(make):
+    net, x = made(make)
+    db.predict(net, x[:6], n_draws=5)
+    assert_law(net, x[:20])
+    assert_same_alone(net, x[:20], rows=(0, 7, 19))
 
 
 def sampled_class():

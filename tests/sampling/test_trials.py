@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from torch import nn
 
 import dropbayes as db
+from dropbayes.runtime.devices import is_out_of_memory
 from dropbayes.sampling import Sampling
 from dropbayes.sampling import plan as planning
 from dropbayes.sampling.inputs import as_inputs
 from dropbayes.sampling.inspection import inspect
 from dropbayes.sampling.plan import make_plan
-from dropbayes.sampling.trials import is_out_of_memory
 from tests.sampling.loop import assert_law
 from tests.sampling.zoo import Module, build
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 _Result = TypeVar("_Result")
 _Value = TypeVar("_Value")
@@ -146,3 +146,24 @@ def flush_denormals() -> contextlib.AbstractContextManager[None]:
         (0.0, True)
     """
     return _setting(torch.set_flush_denormal, True, float(torch.full((), 1e-30) * 1e-10) == 0.0)
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """The dtype to which autocast rounds on a device; None if it is off."""
+    try:
+        return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+    except RuntimeError:  # a device without autocast
+        return None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def device_of(net: nn.Module) -> torch.device:
+    """The device of a network: that of its first parameter or buffer."""
+    tensors = (*net.parameters(), *net.buffers())
+    return tensors[0].device if tensors else torch.device("cpu")

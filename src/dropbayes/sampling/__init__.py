@@ -25,12 +25,13 @@ from dropbayes.sampling.masks import Keys, derived_seed, keep_mask
 from dropbayes.sampling.perceptron import Perceptron, as_perceptron
 from dropbayes.sampling.plan import Block, Plan, make_plan, mask_spec, move_row_axis
 from dropbayes.sampling.probes import ProbeFailed, Prober, equal_but_for_rounding, is_ignored
-from dropbayes.sampling.profile import Profile, RowLayout, Site, Sites
+from dropbayes.sampling.profile import Profile, RowLayout, Site
 from dropbayes.sampling.settings import Sampling
 from dropbayes.sampling.source import KeyedSource, MaskSpec, NetworkChanged, UnsupportedStrategy
 from dropbayes.sampling.streaming import LogMean, Mean, Moments, Votes, result_dtype
 from dropbayes.sampling.training_mode import UncertaintyWarning
 from dropbayes.sampling.trials import chosen_strategy
+from dropbayes.tracing import Sites
 from dropbayes.tracing.views import View, eagerly
 
 __all__ = [

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._pytree import PyTree
 
+from dropbayes.runtime.devices import device_of
+
 RowAxis = int | None | Mapping[str, int | None] | Sequence[int | None]
 """The axis of the rows: one for all arguments, one per argument, or None if the whole input is one row."""
 
@@ -291,12 +293,6 @@ def _tensors(x: PyTree) -> PyTree:
 
 
 _ONE_ARGUMENT = pytree.tree_flatten(((torch.empty(0),), {}))[1]
-
-
-def device_of(net: nn.Module) -> torch.device:
-    """The device of a network: that of its first parameter or buffer."""
-    tensors = (*net.parameters(), *net.buffers())
-    return tensors[0].device if tensors else torch.device("cpu")
 
 
 def network_arguments(net: nn.Module, batch: PyTree) -> PyTree:

@@ -18,15 +18,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
+from dropbayes.runtime.devices import autocast_dtype
 from dropbayes.sampling.inputs import Inputs, as_inputs, cloned_leaves, split
 from dropbayes.sampling.layouts import output_layouts, row_of, site_layouts, site_names, whole_arguments
 from dropbayes.sampling.masks import named_site
-from dropbayes.sampling.probes import Probe, ProbeFailed, Prober, autocast_dtype, equal_but_for_rounding
-from dropbayes.sampling.profile import Profile, Sites
+from dropbayes.sampling.probes import Probe, ProbeFailed, Prober, equal_but_for_rounding
+from dropbayes.sampling.profile import Profile
 from dropbayes.sampling.sequences import form, with_positions
 from dropbayes.sampling.settings import Sampling
 from dropbayes.sampling.training_mode import check_accounted, check_repeatable, training_probe
-from dropbayes.tracing import Neutral, Read, RowLayout, SharedWrite, Site
+from dropbayes.tracing import Neutral, Read, RowLayout, SharedWrite, Site, Sites
 from dropbayes.tracing.generators import UNSEEDED, keyed_generators, names_generators
 from dropbayes.tracing.states import NetworkState
 from dropbayes.tracing.views import Flags, View, check_modules, checked_network, eagerly
@@ -135,27 +136,31 @@ def _holds_for_rows(net: nn.Module, inputs: Inputs, ignored: tuple[str, ...], in
             return True
         prober = Prober(net, inputs, ignored, names_generators(net), inspection.owns_parameters)
         rows, flags = inputs.different_rows(), inspection.flags
-        with torch.inference_mode(False), torch.no_grad():
-            probes = {row: _probe_alone(prober, rows, row, flags) for row in range(rows.n_rows)}
-            try:
-                _check_rows(prober, rows, flags, inspection.profile.outputs, prober(rows.leaves, flags), probes)
-            except _RowsDepend as error:
-                raise ValueError(str(error)) from None
+        probes = _compared_rows(prober, rows, flags, inspection.profile.outputs)
         known = {site.name for site in inspection.profile.sites}
-        if any(set(site_names(probe)) != known for probe in probes.values()) and not inspection.profile.by_name:
+        if any(set(site_names(probe)) != known for probe in probes) and not inspection.profile.by_name:
             return False
         span = torch.stack([torch.minimum(span[0], inspection.seen[0]), torch.maximum(span[1], inspection.seen[1])])
     inspection.seen = span
     return True
 
 
+@torch.inference_mode(False)
+@torch.no_grad()
+def _compared_rows(prober: Prober, rows: Inputs, flags: Flags | None, outputs: tuple[RowLayout | None, ...]) -> Any:
+    """The probes of the rows alone; raises if one of them has another output there than in its batch."""
+    probes = {row: _probe_alone(prober, rows, row, flags) for row in range(rows.n_rows)}
+    try:
+        _check_rows(prober, rows, flags, outputs, prober(rows.leaves, flags), probes)
+    except _RowsDepend as error:
+        raise ValueError(str(error)) from None
+    return probes.values()
+
+
 def check_batch(net: nn.Module, inputs: Inputs, inspection: Inspection) -> None:
-    """Raises if the first row of a batch has another output in evaluation mode than alone."""
+    """Raises if a row of a batch has another output in evaluation mode than alone."""
     prober = Prober(net, inputs, (), names_generators(net), inspection.owns_parameters)
-    with torch.inference_mode(False), torch.no_grad():
-        alone, batch = prober(inputs.rows([0]), None), prober(inputs.leaves, None)
-    if not _are_rows_of(alone.tensors, [0], batch, inspection.profile.outputs, inputs.n_rows):
-        raise ValueError(str(_rows_depend(alone, inputs)))
+    _compared_rows(prober, inputs, None, inspection.profile.outputs)
 
 
 def forget(net: nn.Module) -> None:
@@ -263,6 +268,8 @@ def _sites_of_rows(probes: list[Probe], n_rows: int) -> tuple[tuple[Site, ...], 
                 "`net` permutes its rows, or drops with a probability that depends on them all. Pass row_axis=None to "
                 "take the whole input as one row."
             )
+        if any(probe.watch.selects_parts for probe in probes[1:]):
+            return tuple(alone.recorder.sites), False  # a row may have several entries in one place
         if any(probe.watch.has_dynamic_shapes for probe in probes):
             some = RowLayout(0, 0)  # rows are sent to different places: a site without an axis for all may hold some
             sites = tuple(replace(s, layout=some) if s.layout is None and len(s.shape) > 1 else s for s in sites)

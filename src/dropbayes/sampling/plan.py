@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from dropbayes.runtime.devices import cpu_threads
+from dropbayes.runtime.devices import cpu_threads, is_out_of_memory
 from dropbayes.sampling.inputs import Inputs, cloned_leaves
 from dropbayes.sampling.inspection import Inspection, check_batch, forget, inspect, recall
 from dropbayes.sampling.masks import Keys, Positions
@@ -25,10 +25,10 @@ from dropbayes.sampling.probes import equal_but_for_rounding
 from dropbayes.sampling.profile import Profile
 from dropbayes.sampling.sequences import sequence_lengths
 from dropbayes.sampling.settings import Sampling
-from dropbayes.sampling.source import MaskSpec, NetworkChanged, UnsupportedStrategy
+from dropbayes.sampling.source import MaskSpec, NetworkChanged, UnknownSite, UnsupportedStrategy
 from dropbayes.sampling.strategies import DRAW_BY_DRAW, ONE_BY_ONE, Strategy, Work, evaluate
 from dropbayes.sampling.streaming import mean_over_draws
-from dropbayes.sampling.trials import agrees, chosen_strategy, is_out_of_memory
+from dropbayes.sampling.trials import agrees, chosen_strategy, learned_sites
 from dropbayes.tracing import RowLayout
 from dropbayes.tracing.views import checked_network
 
@@ -39,6 +39,7 @@ MASKS = ("shared", "row")
 _FREE_OPERATIONS = {"cpu": 3e7, "cuda": 3e10}
 _FREE_OPERATIONS_DIRECT = {"cpu": 4e6, "cuda": 2e10}
 _FREE_OPERATIONS_SINGLE, _MAX_ROWS_SINGLE = 1e8, 64  # of one draw, where draws run one at a time
+_LAST_ROWS = 8  # of a block in which rows are sent to different places, compared with the same rows alone
 _COMPARED_ROWS = 16  # of all draws together, before blocks of another size are taken to have the same bits
 _MAX_ROWS = {"cpu": 256, "cuda": 4096}
 _MIN_PAIRS = 8
@@ -106,10 +107,9 @@ class Plan:
 
         A network that turns out to differ from its profile is inspected again, and then run by the plain loop.
         """
-        plan, start, together = self, 0, self._rows_together(inputs, first_row)
-        started = (
-            self.started[2] if self.started and self.started[0] is inputs and self.started[1] == first_row else None
-        )
+        plan, renewed, start, together = self, False, 0, self._rows_together(inputs, first_row)
+        known, row, block = self.started or (None, 0, None)
+        started = block if known is inputs and row == first_row else None
         while start < inputs.n_rows:
             rows = range(start, min(start + plan.block_rows, inputs.n_rows))
             position, size = plan.draws.start, plan.chunk_draws
@@ -122,9 +122,12 @@ class Plan:
                 try:
                     with plan._running():
                         block = plan._block(inputs, rows, first_row + rows.start, draws)
-                except (NetworkChanged, UnsupportedStrategy):
-                    plan = plan._renewed(inputs.block(rows.start, rows.stop), again=plan is not self)
-                    size = plan.chunk_draws
+                except (NetworkChanged, UnsupportedStrategy) as changed:
+                    some = inputs.block(rows.start, rows.stop)
+                    if isinstance(changed, UnknownSite) and plan.strategy == DRAW_BY_DRAW:
+                        plan = plan._with_sites_of(some, first_row + rows.start, changed.args[0])
+                    else:
+                        plan, renewed = plan._renewed(some, again=renewed), True
                     continue
                 except (MemoryError, RuntimeError) as error:
                     if not is_out_of_memory(error) or size == 1:
@@ -171,6 +174,21 @@ class Plan:
                     total[rows] += variance * share
         return outputs, variances
 
+    def _with_sites_of(self, inputs: Inputs, first_row: int, draw: int) -> Plan:
+        """The plan with the sites that a draw was the first to meet, which are remembered; or the plain loop."""
+        inspection, rows = self.inspection, range(first_row, first_row + inputs.n_rows)
+        if inspection is not None and inspection.profile is self.profile:
+            work = Work(inspection.network, inputs, list(inputs.leaves), range(draw, draw + 1), rows)
+            with self._running():
+                learned = learned_sites(self.spec, work)
+            if not learned:
+                known = inspection.strategies
+                known.update((key, ONE_BY_ONE) for key, one in known.items() if one == DRAW_BY_DRAW)
+                return replace(self, strategy=ONE_BY_ONE, started=None)
+            inspection.profile = replace(self.profile, sites=(*self.profile.sites, *learned))
+        profile = self.profile if inspection is None else inspection.profile
+        return replace(self, profile=profile, spec=replace(self.spec, profile=profile), started=None)
+
     def _renewed(self, inputs: Inputs, *, again: bool) -> Plan:
         """The plan after another inspection; at last the plain loop, in which the sites may depend on the row."""
         if again and self.strategy == ONE_BY_ONE:
@@ -180,17 +198,14 @@ class Plan:
             )
         forget(self.net)
         inspection = inspect(self.net, inputs, self.spec.ignored, positions=self.spec.positions is not None)
-        profile = replace(inspection.profile, draws_branch=True, rows_branch=True)
+        profile = inspection.profile
         if (profile.structure, profile.outputs) != (self.profile.structure, self.profile.outputs):
             raise ValueError("`net` gives outputs of another form than on the rows before. Predict them separately.")
         spec = replace(self.spec, profile=profile, integrate=False)
-        strategy = (
-            ONE_BY_ONE if again else chosen_strategy(inspection, inputs, replace(spec, profile=inspection.profile))
-        )
-        spec = spec if again else replace(spec, profile=inspection.profile)
+        strategy = ONE_BY_ONE if again else chosen_strategy(inspection, inputs, spec)
         draws = range(spec.keys.n_draws) if self.exact else self.draws
         return replace(
-            self, profile=spec.profile, spec=spec, strategy=strategy, inspection=inspection, direct=None, draws=draws,
+            self, profile=profile, spec=spec, strategy=strategy, inspection=inspection, direct=None, draws=draws,
             started=None,
         )  # fmt: skip
 
@@ -204,9 +219,9 @@ class Plan:
         leaves = inputs.padded_rows(rows.start, rows.stop, size)
         leaves = cloned_leaves(leaves) if self.profile.writes_input else leaves
         work = Work(self.inspection.network, inputs, leaves, draws, range(first_row, first_row + size))
-        alone = self._alone(work)
+        alone = self._alone(work, len(rows))
         outputs = [out[:, : len(rows)] for out in evaluate(self.strategy, self.spec, work)]
-        if alone and not agrees(outputs, alone, 0, 0, nearly=True):
+        if not all(agrees(outputs, one, row, 0, nearly=True) for row, one in alone.items()):
             check_batch(self.net, inputs, self.inspection)
             raise UnsupportedStrategy("a network that does otherwise with many rows")
         self.inspection.largest_block = max(self.inspection.largest_block, size * len(draws))
@@ -214,16 +229,21 @@ class Plan:
             return Block(rows, draws, outputs)
         return Block(rows, draws, outputs[:-1], [mean_over_draws(outputs[-1])])
 
-    def _alone(self, work: Work) -> list[Tensor]:
-        """The first row of the first draw by the plain loop, to compare with the first block as large as this one.
+    def _alone(self, work: Work, n_rows: int) -> dict[int, list[Tensor]]:
+        """Rows of the first draw by the plain loop, to compare with the first block as large as this one.
 
-        A trial has few rows. A network may do otherwise with many.
+        A trial has few rows. A network may do otherwise with many; of those it sends on, the last may find no room.
         """
         assert self.inspection is not None
         if self.strategy.rows != "together" or len(work.rows) * len(work.draws) <= self.inspection.largest_block:
-            return []
-        leaves = replace(work.inputs, leaves=tuple(work.leaves), n_rows=len(work.rows)).rows([0])
-        return evaluate(ONE_BY_ONE, self.spec, replace(work, leaves=leaves, draws=work.draws[:1], rows=work.rows[:1]))
+            return {}
+        are_sent = any(site.layout is not None and not site.layout.inner for site in self.profile.sites)
+        inputs, work = replace(work.inputs, leaves=tuple(work.leaves)), replace(work, draws=work.draws[:1])
+        alone = {
+            row: replace(work, leaves=inputs.rows([row]), rows=work.rows[row : row + 1])
+            for row in (range(n_rows)[-_LAST_ROWS:] if are_sent else range(1))
+        }
+        return {row: evaluate(ONE_BY_ONE, self.spec, one) for row, one in alone.items()}
 
     def _direct_block(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Block:
         assert self.direct is not None
@@ -272,12 +292,9 @@ def make_plan(
 ) -> Plan:
     """The plan for a network that was checked to be random.
 
-    With `first_row`, the first block of a network that is known starts before the network is compared with its
-    inspection: while a GPU works, the comparison, which takes milliseconds for hundreds of modules, costs no time. A
-    block that started in vain is dropped.
-
     With `moments_only`, the last site is integrated over, if the last layer allows it. `first_row` is the number by
-    which the first row is keyed, if these inputs will be run as they are.
+    which the first row is keyed, if these inputs will be run as they are: the first block of a network that is known
+    then starts before the network is compared with its inspection, which takes milliseconds while a GPU works.
     """
     if masks not in MASKS:
         raise ValueError(f"`masks` must be one of {', '.join(map(repr, MASKS))}; got {masks!r}.")
@@ -425,7 +442,7 @@ def _with_fitting_blocks(plan: Plan, inputs: Inputs, pairs: int) -> Plan:
     assert plan.inspection is not None
     known = plan.inspection.strategies
     if key not in known:
-        few = replace(plan, draws=plan.draws[: math.ceil(_COMPARED_ROWS / inputs.n_rows)])
+        few = replace(plan, draws=plan.draws[: math.ceil(2 * _COMPARED_ROWS / inputs.n_rows)])
         sizes = (few, replace(few, block_rows=rows))
         known[key] = all(map(torch.equal, *(each.collected(inputs)[0] for each in sizes)))
     return replace(plan, block_rows=rows) if known[key] else plan

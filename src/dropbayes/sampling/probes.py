@@ -146,14 +146,6 @@ def double_inputs(inputs: Inputs) -> Inputs:
     return inputs.with_tensors(lambda tensor: tensor.double() if tensor.dtype == torch.float32 else tensor)
 
 
-def autocast_dtype(device: torch.device) -> torch.dtype | None:
-    """The dtype to which autocast rounds on a device; None if it is off."""
-    try:
-        return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
-    except RuntimeError:  # a device without autocast
-        return None
-
-
 def equal_but_for_rounding(a: Tensor, b: Tensor, batch: Tensor | None = None, tolerance: float = 1.0) -> bool:
     """Whether two outputs agree up to the order of summation.
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dropbayes.runtime.formatting import Printed, Table
 from dropbayes.runtime.validation import check_keep_prob
 from dropbayes.sampling.inputs import Structure
 from dropbayes.tracing import RowLayout, Site
@@ -64,43 +62,3 @@ class Profile:
             "every draw would be the same. Make a network that has it with dropbayes.add_dropout(net, drop_prob=0.1); "
             "dropbayes.doctor(net, x) says what is random, and what is not and why."
         )
-
-
-@dataclass(frozen=True)
-class Sites(Printed):
-    """The sites of a network in the order of execution; prints as a table."""
-
-    entries: tuple[Site, ...]
-    prefix_share: float
-
-    def __len__(self) -> int:
-        return len(self.entries)
-
-    def __iter__(self) -> Iterator[Site]:
-        return iter(self.entries)
-
-    def __getitem__(self, index: int) -> Site:
-        return self.entries[index]
-
-    def table(self) -> Table:
-        """The sites, one in each line."""
-        head = ("site", "path", "kind", "drop_prob", "shape", "before weight layer")
-        body = [
-            (
-                "-" if site.left_out else str(site.index),
-                site.path or "(network)",
-                f"{site.kind}, left out" if site.left_out else site.kind,
-                "-" if site.drop_prob is None else f"{site.drop_prob:g}",
-                "x".join(map(str, site.shape)) or "scalar",
-                site.before or "no",
-            )
-            for site in self.entries
-        ]
-        taking_part = sum(not site.left_out for site in self.entries)
-        count = f"{taking_part} site{'' if taking_part == 1 else 's'}" if taking_part else "no site: nothing is random"
-        shared = f"{count}; {100 * self.prefix_share:.0f} % of a forward pass is shared by all draws"
-        return Table("", body, head, notes=[shared], rule=True)
-
-    def __repr__(self) -> str:
-        kinds = sorted({site.kind for site in self.entries})
-        return f"Sites({len(self)}: {', '.join(kinds)}; {100 * self.prefix_share:.0f} % shared by all draws)"

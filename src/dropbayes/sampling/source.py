@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -45,6 +45,10 @@ class NetworkChanged(Exception):
     """The network met other sites than when it was inspected: its profile is out of date."""
 
 
+class UnknownSite(NetworkChanged):
+    """A draw, by its number, met a site that no pass had met: of an expert, say, to which no row had been sent."""
+
+
 @dataclass(frozen=True)
 class MaskSpec:
     """The specification of a network's masks: sites, keys, and whether rows share them."""
@@ -65,13 +69,14 @@ class KeyedSource(Source):
         folded: Whether the draws are part of the row axis; otherwise they are mapped over, or one.
         rows_mapped: Whether the rows are mapped over, too.
         among: The draws that run after each other, whose masks are made at once.
+        learned: Where sites that were not met before are noted, by name; they then have the numbers of a trial.
     """
 
     def __init__(
         self, spec: MaskSpec, draws: range, rows: range, *, folded: bool, rows_mapped: bool = False,
-        among: range | None = None,
+        among: range | None = None, learned: dict[str, Site] | None = None,
     ) -> None:  # fmt: skip
-        self.spec, self.draws, self.rows = spec, draws, rows
+        self.spec, self.draws, self.rows, self._new = spec, draws, rows, learned
         self._among = draws if among is None else among
         self.folded, self.rows_mapped = folded, rows_mapped
         self.level: int | None = None  # of vmap, if draws are mapped over
@@ -109,17 +114,19 @@ class KeyedSource(Source):
         )
 
     def keep(self, kind: str, drop_prob: float, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        site = self._next(kind, drop_prob)
+        site = self._next(kind, drop_prob, shape)
         layout, inner_shape = self._layout(site, shape)
         return self._lay_out(self._mask(site, drop_prob, inner_shape, like), layout, shape, inner_shape)
 
     def dropout(self, kind: str, x: Tensor, drop_prob: float, shape: tuple[int, ...], inplace: bool) -> Tensor:
-        site = self._next(kind, drop_prob)
+        site = self._next(kind, drop_prob, shape)
         layout, inner_shape = self._layout(site, shape)
         fused = self._dropout_by_kernel(site, layout, x, drop_prob, shape)
         if fused is not None:
             return x.copy_(fused) if inplace and not isinstance(x, nn.Parameter) else fused
         mask = self._mask(site, drop_prob, inner_shape, x)
+        if self.folded and len(self.draws) == 1 and self._mask_rows is None and (layout is None or layout.inner < 2):
+            return scaled_product(x, mask[0], drop_prob, inplace)  # one mask, which fits every row
         if layout is None or layout.inner == 0 or self.rows_mapped or self._mask_rows is not None:
             return scaled_product(x, self._lay_out(mask, layout, shape, inner_shape), drop_prob, inplace)
         # A mask shared by rows is multiplied without a copy per row.
@@ -132,7 +139,7 @@ class KeyedSource(Source):
     def uniform(self, kind: str, drop_prob: float | None, shape: tuple[int, ...], device: torch.device) -> Tensor:
         if self.spec.ignored and self._is_ignored():
             return neutral_uniform(kind, shape, device)
-        site = self._next(kind, drop_prob)
+        site = self._next(kind, drop_prob, shape)
         if not shape and not site.is_random:  # LayerDrop of probability 0 or 1
             return torch.full((), 0.5, dtype=torch.float64, device=device)
         layout, inner_shape = self._layout(site, shape)
@@ -155,7 +162,7 @@ class KeyedSource(Source):
     def integrate(self, x: Tensor, drop_prob: float) -> Tensor | None:
         if not self.spec.integrate or self.site != len(self.spec.profile.sites) - 1:
             return None
-        self._next("dropout", drop_prob)
+        self._next("dropout", drop_prob, tuple(x.shape))
         alias = x.view_as(x)
         self._pending = (alias, drop_prob)
         return alias
@@ -201,7 +208,7 @@ class KeyedSource(Source):
         )  # fmt: skip
         if result is None:
             return None
-        self._next("attention", drop_prob)
+        self._next("attention", drop_prob, sites[self.site].shape)
         return self._map_batch(result)
 
     def _tied_attention(
@@ -239,17 +246,17 @@ class KeyedSource(Source):
         path, module = self._names.caller()
         return module is not None and is_ignored(self.spec.ignored, path, module)
 
-    def _next(self, kind: str, drop_prob: float | None) -> Site:
+    def _next(self, kind: str, drop_prob: float | None, shape: tuple[int, ...]) -> Site:
         self._check_transforms()
         sites, by_name = self.spec.profile.sites, self.spec.profile.by_name
         self.site += 1
         if by_name:
             name = self._names.next(kind)
             site = self._by_name.get(name)
-            if site is None and self.alone:
-                return Site(self.site - 1, "", kind, drop_prob, (), name=name)
+            if site is None and (self.alone or self._new is not None):
+                return self._learned(Site(self.site - 1, "", kind, drop_prob, shape, name=name))
             if site is None:
-                raise NetworkChanged(f"a site {name!r} that was not there before")
+                raise UnknownSite(self.draws.start)
         elif self.site > len(sites):
             if self.alone:
                 return Site(self.site - 1, "", kind, drop_prob, ())
@@ -261,6 +268,19 @@ class KeyedSource(Source):
                 f"site {self.site - 1} is {kind} with {drop_prob}, no longer {site.kind} with {site.drop_prob}"
             )
         return site
+
+    def _learned(self, site: Site) -> Site:
+        """A site that was not met before, noted. The rows, or some with one entry each, lie as at other sites."""
+        axis = next((known.layout.axis for known in self.spec.profile.sites if known.layout is not None), 0)
+        if len(site.shape) > axis:
+            inner, rest = divmod(site.shape[axis], len(self.rows) * len(self.draws))
+            site = replace(site, layout=RowLayout(axis, 0 if rest or inner < 2 else inner))
+        if self._new is not None:
+            self._new[site.name] = site
+        return site
+
+    def _tries(self, site: Site) -> bool:
+        return self.spec.trial or (self._new is not None and site.name in self._new)
 
     def _check_transforms(self) -> None:
         depth = transform_depth() or 0
@@ -277,7 +297,7 @@ class KeyedSource(Source):
         return named_site(site.name) if self.spec.profile.by_name else site.index
 
     def _mask(self, site: Site, drop_prob: float, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        if self.spec.trial:
+        if self._tries(site):
             return (0.5 + self._uniforms(site, shape, like.device)).to(like.dtype)
 
         make = functools.partial(keep_mask, drop_prob=drop_prob, dtype=like.dtype, device=like.device)
@@ -285,7 +305,7 @@ class KeyedSource(Source):
 
     def _uniforms(self, site: Site, shape: tuple[int, ...], device: torch.device) -> Tensor:
         words = self._numbers(site, shape, torch.float64.itemsize, functools.partial(uniform, device=device))
-        if not self.spec.trial or site.kind not in ("rand", "bernoulli"):
+        if not self._tries(site) or site.kind not in ("rand", "bernoulli"):
             return words
         # Near 0 or near 1, so that the network's own comparison with any rate tells the units apart.
         return torch.where(words < 0.2, words * 5e-3, 1 - (words - 0.2) * 1e-3)
@@ -319,10 +339,11 @@ class KeyedSource(Source):
         axis, copies = site.layout.axis, len(self.rows) * (len(self.draws) if self.folded else 1)
         if axis >= len(shape):
             raise UnsupportedStrategy("rows along another axis")
-        if site.layout.inner == 0 and len(self.rows) > 1:  # some of the rows, each with one entry
+        some = site.layout.inner == 0 or (self.spec.profile.by_name and site.layout.inner == 1 and shape[axis] < copies)
+        if some and len(self.rows) > 1:  # some of the rows, each with one entry
             if several or self.level is not None:
                 raise UnsupportedStrategy("a mask for some of the rows")
-            return site.layout, (*shape[:axis], 1, *shape[axis + 1 :])
+            return RowLayout(axis, 0), (*shape[:axis], 1, *shape[axis + 1 :])
         if shape[axis] % copies:
             raise UnsupportedStrategy("rows along another axis")
         return RowLayout(axis, shape[axis] // copies), (*shape[:axis], shape[axis] // copies, *shape[axis + 1 :])

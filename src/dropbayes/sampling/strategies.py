@@ -19,7 +19,7 @@ from torch.utils._pytree import PyTree
 from dropbayes.sampling.inputs import Inputs, cloned_leaves, split
 from dropbayes.sampling.masks import derived_seed
 from dropbayes.sampling.source import KeyedSource, MaskSpec, NetworkChanged, UnsupportedStrategy, transform_depth
-from dropbayes.tracing import Interception, RowLayout
+from dropbayes.tracing import Interception, RowLayout, Site
 from dropbayes.tracing.generators import keyed_generators
 from dropbayes.tracing.views import eagerly
 
@@ -63,6 +63,7 @@ class Work:
     draws: range
     rows: range
     among: range | None = None  # the draws that run after each other, if these are some of them
+    learned: dict[str, Site] | None = None  # where sites that were not met before are noted; None if there are none
 
 
 def evaluate(strategy: Strategy, spec: MaskSpec, work: Work) -> list[Tensor]:
@@ -109,7 +110,7 @@ def _run(source: KeyedSource, work: Work, leaves: list[PyTree]) -> list[Tensor]:
 def _fold(spec: MaskSpec, work: Work) -> list[Tensor]:
     """Draws and rows as one batch, draws outermost."""
     n_draws, n_rows = len(work.draws), len(work.rows)
-    source = KeyedSource(spec, work.draws, work.rows, folded=True, among=work.among)
+    source = KeyedSource(spec, work.draws, work.rows, folded=True, among=work.among, learned=work.learned)
     leaves = [_repeat(leaf, axis, n_draws) for leaf, axis in zip(work.leaves, work.inputs.axes, strict=True)]
     with _host_generators(spec, work):
         outputs = _run(source, work, leaves)

@@ -16,12 +16,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from dropbayes.runtime.devices import autocast_dtype, is_out_of_memory
 from dropbayes.sampling.inputs import Inputs, cloned_leaves
 from dropbayes.sampling.inspection import Inspection
 from dropbayes.sampling.masks import Keys
-from dropbayes.sampling.probes import autocast_dtype, double_inputs, equal_but_for_rounding
+from dropbayes.sampling.probes import double_inputs, equal_but_for_rounding
 from dropbayes.sampling.profile import Profile
-from dropbayes.sampling.source import MaskSpec
+from dropbayes.sampling.source import MaskSpec, NetworkChanged, UnsupportedStrategy
 from dropbayes.sampling.strategies import (
     DRAW_BY_DRAW,
     FOLDED,
@@ -33,6 +34,7 @@ from dropbayes.sampling.strategies import (
     Work,
     evaluate,
 )
+from dropbayes.tracing import Site
 from dropbayes.tracing.views import View
 
 # Mapped calls take longer to launch, so mapping needs at least this share of a forward pass before the first site, and
@@ -87,7 +89,7 @@ def _first_that_agrees(inspection: Inspection, inputs: Inputs, spec: MaskSpec, c
     def run(strategy: Strategy, rows: Inputs = rows, network: Any = inspection.network, *, alone: bool = False) -> Any:
         leaves = cloned_leaves(rows.rows([second]) if alone else rows.leaves)
         draws, indices = (range(1, 2), range(second, second + 1)) if alone else (range(2), range(rows.n_rows))
-        work = Work(network, rows, leaves, draws, indices)
+        work = Work(network, rows, leaves, draws, indices, learned={})
         with _without_fallbacks() if strategy.draws == "mapped" else contextlib.nullcontext():
             return _in_full_precision(inspection, inputs, lambda: evaluate(strategy, spec, work))
 
@@ -117,6 +119,21 @@ def _first_that_agrees(inspection: Inspection, inputs: Inputs, spec: MaskSpec, c
         if agrees(outputs, expected, second, 1, nearly=True) and agrees_in_double(strategy):
             return strategy
     return ONE_BY_ONE
+
+
+def learned_sites(spec: MaskSpec, work: Work) -> tuple[Site, ...] | None:
+    """The sites that one draw of some rows is the first to meet; None unless a row that meets each is as alone."""
+    new, met = dict[str, Site](), dict[str, Site]()
+    with contextlib.suppress(NetworkChanged, UnsupportedStrategy):  # a mask that is laid in another way
+        together = evaluate(DRAW_BY_DRAW, spec, replace(work, learned=new))
+        for row, index in enumerate(work.rows):
+            leaves = cloned_leaves(work.inputs.rows([row]))
+            one = replace(work, leaves=leaves, rows=range(index, index + 1), learned=met)
+            if not agrees(together, evaluate(ONE_BY_ONE, spec, one), row, 0):
+                return None
+            if new.keys() <= met.keys():
+                return tuple(new.values())
+    return None
 
 
 def agrees(outputs: list[Tensor], expected: list[Tensor], row: int, draw: int, *, nearly: bool = False) -> bool:
@@ -153,10 +170,3 @@ def _without_fallbacks() -> Iterator[None]:
         yield
     finally:
         functorch._set_vmap_fallback_enabled(enabled)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

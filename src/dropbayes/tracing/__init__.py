@@ -4,7 +4,7 @@ from dropbayes.tracing.gates import AtMeans
 from dropbayes.tracing.interception import Interception
 from dropbayes.tracing.random_numbers import draw_or_mean
 from dropbayes.tracing.recorder import Recorder, is_ours
-from dropbayes.tracing.sites import PositionAxis, RowLayout, Site, SiteNames
+from dropbayes.tracing.sites import PositionAxis, RowLayout, Site, SiteNames, Sites
 from dropbayes.tracing.sources import (
     NEUTRAL,
     Given,
@@ -32,6 +32,7 @@ __all__ = [
     "SharedWrite",
     "Site",
     "SiteNames",
+    "Sites",
     "Source",
     "UnsupportedStrategy",
     "Watch",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import nn
+
+from dropbayes.runtime.formatting import Printed, Table
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,46 @@ class Site:
         return not self.left_out and (self.drop_prob is None or 0 < self.drop_prob < 1)
 
 
+@dataclass(frozen=True)
+class Sites(Printed):
+    """The sites of a network in the order of execution; prints as a table."""
+
+    entries: tuple[Site, ...]
+    prefix_share: float
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __iter__(self) -> Iterator[Site]:
+        return iter(self.entries)
+
+    def __getitem__(self, index: int) -> Site:
+        return self.entries[index]
+
+    def table(self) -> Table:
+        """The sites, one in each line."""
+        head = ("site", "path", "kind", "drop_prob", "shape", "before weight layer")
+        body = [
+            (
+                "-" if site.left_out else str(site.index),
+                site.path or "(network)",
+                f"{site.kind}, left out" if site.left_out else site.kind,
+                "-" if site.drop_prob is None else f"{site.drop_prob:g}",
+                "x".join(map(str, site.shape)) or "scalar",
+                site.before or "no",
+            )
+            for site in self.entries
+        ]
+        taking_part = sum(not site.left_out for site in self.entries)
+        count = f"{taking_part} site{'' if taking_part == 1 else 's'}" if taking_part else "no site: nothing is random"
+        shared = f"{count}; {100 * self.prefix_share:.0f} % of a forward pass is shared by all draws"
+        return Table("", body, head, notes=[shared], rule=True)
+
+    def __repr__(self) -> str:
+        kinds = sorted({site.kind for site in self.entries})
+        return f"Sites({len(self)}: {', '.join(kinds)}; {100 * self.prefix_share:.0f} % shared by all draws)"
+
+
 class SiteNames:
     """The names of the sites of one forward pass, in the order of execution.
 
@@ -72,7 +113,7 @@ class SiteNames:
         self, running: Mapping[int, str] | nn.Module | None, originals: Mapping[int, nn.Module] | None = None
     ) -> None:
         self._running, self._originals = running, originals or {}
-        self._calls: Counter[str] = Counter()
+        self._calls: dict[str, int] = {}
 
     @functools.cached_property
     def paths(self) -> Mapping[int, str]:
@@ -81,35 +122,36 @@ class SiteNames:
             return {id(module): path for path, module in self._running.named_modules()}
         return self._running or {}
 
-    def callers(self) -> Iterator[tuple[str, nn.Module]]:
-        """The modules whose code is running, from the innermost to the network itself."""
-        frame = sys._getframe(1)
+    def callers(self, *, innermost: bool = False) -> list[tuple[str, nn.Module]]:
+        """The modules whose code is running, from the innermost (alone, on request) to the network itself."""
+        frame, paths, found = sys._getframe(1), self.paths, list[tuple[str, nn.Module]]()
         while frame is not None:  # reading the callers' variables would keep them alive
             owner = frame.f_locals.get("self")
-            path = self.paths.get(id(owner))
-            if path is not None:
-                yield path, owner
+            path = paths.get(id(owner))
+            if path is not None and owner is not None:
+                found.append((path, owner))
+                if innermost or not path:
+                    return found
             elif owner is not None and self._originals.get(id(owner)) is owner and frame.f_code.co_name == "forward":
                 raise ValueError(
                     f"`net` reaches its own {type(owner).__name__} past its module tree (by a closure, a global or a "
                     "library's hook), where it cannot be watched. Register the module as a submodule and call it from "
                     "there."
                 )
-            if path == "":
-                return
             frame = frame.f_back  # type: ignore[assignment]
+        return found
 
     def caller(self) -> tuple[str, nn.Module | None]:
         """The innermost module whose code is running."""
-        return next(self.callers(), ("", None))
+        return next(iter(self.callers(innermost=True)), ("", None))
 
     def next(self, kind: str) -> str:
         """The name of the next site: module, operation, and the index of the call.
 
         A module that several others share is named with those that call it.
         """
-        paths = [path for path, _ in self.callers()] or [""]
-        others = dict.fromkeys(path for path in paths[1:] if path and not f"{paths[0]}.".startswith(f"{path}."))
+        paths = list(dict.fromkeys(path for path, _ in self.callers())) or [""]
+        others = [path for path in paths[1:] if path and not f"{paths[0]}.".startswith(f"{path}.")]
         call = f"{' in '.join((paths[0], *others))} {kind}"
-        self._calls[call] += 1
-        return f"{call} {self._calls[call] - 1}"
+        self._calls[call] = count = self._calls.get(call, -1) + 1
+        return f"{call} {count}"

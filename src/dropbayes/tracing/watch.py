@@ -43,6 +43,7 @@ class Watch(TorchDispatchMode):
         self.numbers: list[Any] = []  # that Python read and that depend on the rows
         self.writes_input = False
         self.has_dynamic_shapes = False  # a shape depends on values of the rows or of a site
+        self.selects_parts = False  # and entries are then taken from an axis of several: of a row, some of its parts
         self.peak_bytes = self.peak_suffix_bytes = 0
         self._rows = _memory(rows)
         self._shared = {key: name for name, tensor in (shared or {}).items() if (key := storage(tensor))}
@@ -107,6 +108,7 @@ class Watch(TorchDispatchMode):
             is_number = func.overloadpacket.__name__ != "equal" and args[0].dtype != torch.bool
             self.note_read(args[0], number=is_number)
         self.has_dynamic_shapes |= (drawn or rowed) and torch.Tag.dynamic_output_shape in tags and _selects(func, args)
+        self.selects_parts |= self.has_dynamic_shapes and _takes_first(func, args)
         written = _written(func, args, kwargs) if func._schema.is_mutable else set[int]()
         for key in written & self._shared.keys():
             raise SharedWrite(self._shared[key])
@@ -201,6 +203,12 @@ def _selects(func: OpOverload, args: Arguments) -> bool:
     if func.overloadpacket.__name__ != "index":
         return True
     return any(isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+
+
+def _takes_first(func: OpOverload, args: Arguments) -> bool:
+    """Whether an operation takes entries of the first axis, by a tensor, where that has several."""
+    by_index = func is torch.ops.aten.index.Tensor and isinstance(args[1][0], Tensor)
+    return (by_index or func is torch.ops.aten.index_select.default) and tuple(args[0].shape[:1]) > (1,)
 
 
 def _draws(func: OpOverload, args: Arguments, kwargs: NamedArguments) -> bool:
