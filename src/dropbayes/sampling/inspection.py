@@ -147,14 +147,16 @@ def _holds_for_rows(net: nn.Module, inputs: Inputs, ignored: tuple[str, ...], in
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def _compared_rows(prober: Prober, rows: Inputs, flags: Flags | None, outputs: tuple[RowLayout | None, ...]) -> Any:
+def _compared_rows(
+    prober: Prober, rows: Inputs, flags: Flags | None, outputs: tuple[RowLayout | None, ...]
+) -> list[Probe]:
     """The probes of the rows alone; raises if one of them has another output there than in its batch."""
     probes = {row: _probe_alone(prober, rows, row, flags) for row in range(rows.n_rows)}
     try:
         _check_rows(prober, rows, flags, outputs, prober(rows.leaves, flags), probes)
     except _RowsDepend as error:
         raise ValueError(str(error)) from None
-    return probes.values()
+    return list(probes.values())
 
 
 def check_batch(net: nn.Module, inputs: Inputs, inspection: Inspection) -> None:
@@ -412,7 +414,12 @@ def _check_rows(
 
         if _are_rows_of(probe.tensors, [row], batch, outputs, rows.n_rows) or prober.in_double(agrees):
             continue  # at most a small difference of large numbers
-        raise _rows_depend(probe, rows)
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in probe.tensors)
+        raise _RowsDepend(
+            f"`net` gives a row another output alone (shape {shapes}) than in its batch of {rows.n_rows} in evaluation "
+            f"mode: its rows depend on each other. {whole_arguments(rows)}"
+            "Pass row_axis=None to take the whole input as one row."
+        )
 
 
 def _check_faithful(prober: Prober, rows: Inputs, plain: Probe, outputs: tuple[RowLayout | None, ...]) -> None:
@@ -451,15 +458,6 @@ def _check_faithful(prober: Prober, rows: Inputs, plain: Probe, outputs: tuple[R
             "`net` gives its rows other outputs in another order: it sorts them, or they depend on each other. "
             f"{whole_arguments(rows)}Pass row_axis=None to take the whole input as one row."
         )
-
-
-def _rows_depend(alone: Probe, rows: Inputs) -> _RowsDepend:
-    shapes = ", ".join(str(tuple(tensor.shape)) for tensor in alone.tensors)
-    return _RowsDepend(
-        f"`net` gives a row another output alone (shape {shapes}) than in its batch of {rows.n_rows} in evaluation "
-        f"mode: its rows depend on each other. {whole_arguments(rows)}"
-        "Pass row_axis=None to take the whole input as one row."
-    )
 
 
 def _are_rows_of(

@@ -81,10 +81,6 @@ class RowMasks:
         return mask * (h * keep_scale(self.drop_prob))
 
 
-def _activation(function: Callable[[Tensor], Tensor]) -> Step:
-    return lambda h, rows, block: function(h)
-
-
 @dataclass(frozen=True)
 class IntegratedLayer:
     """The last layer with its mask integrated out.
@@ -256,7 +252,8 @@ def _steps(
             width = layer.out_features
         else:
             # The first tensors may be views of the input: only later ones are overwritten.
-            steps.append(_activation(_IN_PLACE.get(type(layer), layer) if is_drawn else layer))
+            function = _IN_PLACE.get(type(layer), layer) if is_drawn else layer
+            steps.append(lambda h, rows, block, function=function: function(h))
     return tuple(steps), None
 
 

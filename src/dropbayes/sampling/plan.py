@@ -39,7 +39,6 @@ MASKS = ("shared", "row")
 _FREE_OPERATIONS = {"cpu": 3e7, "cuda": 3e10}
 _FREE_OPERATIONS_DIRECT = {"cpu": 4e6, "cuda": 2e10}
 _FREE_OPERATIONS_SINGLE, _MAX_ROWS_SINGLE = 1e8, 64  # of one draw, where draws run one at a time
-_LAST_ROWS = 8  # of a block in which rows are sent to different places, compared with the same rows alone
 _COMPARED_ROWS = 16  # of all draws together, before blocks of another size are taken to have the same bits
 _MAX_ROWS = {"cpu": 256, "cuda": 4096}
 _MIN_PAIRS = 8
@@ -241,7 +240,7 @@ class Plan:
         inputs, work = replace(work.inputs, leaves=tuple(work.leaves)), replace(work, draws=work.draws[:1])
         alone = {
             row: replace(work, leaves=inputs.rows([row]), rows=work.rows[row : row + 1])
-            for row in (range(n_rows)[-_LAST_ROWS:] if are_sent else range(1))
+            for row in (range(n_rows)[-8:] if are_sent else range(1))
         }
         return {row: evaluate(ONE_BY_ONE, self.spec, one) for row, one in alone.items()}
 

@@ -98,7 +98,7 @@ def test_evaluate_holds_one_window_of_a_table_and_ranks_every_so_many_rows(model
     model, path = load(models / "numbers"), tmp_path / "many.csv"
     path.write_text(table(300, seed=3))
     monkeypatch.setattr(type(model.ensemble), "block_rows", 100)
-    monkeypatch.setattr(fields, "MAX_RANKED", 80)
+    monkeypatch.setitem(fields.outcome_columns.__kwdefaults__, "max_ranked", 80)
     held, most, read = [], [], rows.windows
 
     def watched(*arguments, **settings):

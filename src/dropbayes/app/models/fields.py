@@ -99,29 +99,26 @@ def _information(probabilities: Tensor) -> dict[str, NumpyArray]:
     }
 
 
-MAX_RANKED = 2000
-"""The most rows whose CRPS is computed: its cost grows with the square of the draws."""
-
 Judged = tuple[NumpyArray, NumpyArray, Callable[[int], str]]
 """The inputs of some rows, their outcomes (for classes their numbers), and the location of each."""
 
 
 def outcome_columns(
-    ensemble: Any, parts: Iterable[Judged], *, n_rows: int | None = None
+    ensemble: Any, parts: Iterable[Judged], *, n_rows: int | None = None, max_ranked: int = 2000
 ) -> tuple[int, dict[str, NumpyArray]]:
     """The number of draws, and what scores read of rows and their outcomes, with both parts of the uncertainty.
 
-    The CRPS is that of rows that are evenly spread: of every second, fourth ... where the number of rows is known only
-    after the last.
+    The CRPS, whose cost grows with the square of the draws, is that of at most `max_ranked` rows, evenly spread: of
+    every second, fourth ... where the number of rows is known only after the last.
     """
     drawn_blocks = ensemble.draw_blocks if hasattr(ensemble, "classes_") else ensemble.predictive_blocks
     blocks, crps = list[dict[str, Tensor]](), torch.empty(0, dtype=torch.float64)
-    first, step, ranked = 0, 1, None if n_rows is None else even_selection(n_rows, MAX_RANKED)
+    first, step, ranked = 0, 1, None if n_rows is None else even_selection(n_rows, max_ranked)
     with ProgressBar("predict", n_rows, unit="rows", show=None if n_rows else False) as bar:
         for x, y, at in parts:
             for rows, drawn in drawn_blocks(x):
                 numbers = np.arange(first + rows.start, first + rows.stop)
-                while ranked is None and first + rows.stop > MAX_RANKED * step:
+                while ranked is None and first + rows.stop > max_ranked * step:
                     crps, step = crps[::2], 2 * step
                 some = torch.from_numpy(numbers % step == 0 if ranked is None else np.isin(numbers, ranked))
                 check_finite({"mean": _mean(drawn).numpy()}, lambda row, start=rows.start, at=at: at(start + row))
@@ -133,11 +130,11 @@ def outcome_columns(
     return drawn.n_draws if "y" in joined else len(drawn), joined | ({"crps": crps.numpy()} if "y" in joined else {})
 
 
-def _mean(drawn: Any) -> Tensor:
+def _mean(drawn: Mixture | Tensor) -> Tensor:
     return draw_mean(drawn) if isinstance(drawn, Tensor) else drawn.mean
 
 
-def _block_columns(drawn: Any, y: Tensor, ranked: Tensor) -> dict[str, Tensor]:
+def _block_columns(drawn: Mixture | Tensor, y: Tensor, ranked: Tensor) -> dict[str, Tensor]:
     """The columns of some rows, from their predictive distributions or from the class probabilities of their draws."""
     from dropbayes.predictive.scoring import RegressionOutcomes  # it brings SciPy, for which no prediction need wait
 

@@ -48,7 +48,7 @@ def csv_address(heads: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
     return "data:text/csv;charset=utf-8," + urllib.parse.quote(out.getvalue())
 
 
-def _scores_csv(scores: Iterable[ScoreValue]) -> str:
+def scores_csv(scores: Iterable[ScoreValue]) -> str:
     cells = [[s.score.label, f"{s.value:.8g}", "" if s.error is None else f"{s.error:.4g}", s.meaning] for s in scores]
     return csv_address(["score", "value", "standard error", "meaning"], cells)
 
@@ -71,7 +71,7 @@ environment.globals.update(
     columns=text_and_numbers,
     share=functools.partial(Column, share=True),
     csv_address=csv_address,
-    scores_csv=_scores_csv,
+    scores_csv=scores_csv,
     score_text=score_text,
     count=count,
     zip=zip,

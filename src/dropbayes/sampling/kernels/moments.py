@@ -23,9 +23,7 @@ def moments_over_draws(draws: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @triton.jit(do_not_specialize=["n_elements", "n_draws"])
-def _moments_over_draws(
-    draws_at, mean_at, squares_at, n_elements: tl.int64, n_draws: tl.int32, TILE: tl.constexpr
-):  # fmt: skip
+def _moments_over_draws(draws_at, mean_at, squares_at, n_elements: tl.int64, n_draws: tl.int32, TILE: tl.constexpr):
     element = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     inside = element < n_elements
     total = tl.zeros([TILE], tl.float64)
