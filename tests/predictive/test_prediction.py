@@ -1,6 +1,7 @@
 """How a prediction is read and how it shows itself."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -291,6 +292,7 @@ def test_yes_or_no_is_drawn_as_two_classes(net, last):
     pytest.importorskip("matplotlib")
     one = nn.Sequential(nn.Linear(2, 9), nn.Dropout(0.3), nn.Linear(9, 1), last)
     prediction = db.predict(one, torch.randn(5, 2), likelihood=db.Bernoulli())
-    heights = sorted(bar.get_height() for bar in prediction.plot().patches)
+    bars: list[Any] = prediction.plot().patches
+    heights = sorted(bar.get_height() for bar in bars)
     p = prediction.mean.flatten()
     assert heights == pytest.approx(torch.cat([p, 1 - p]).sort().values.tolist())

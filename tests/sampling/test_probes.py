@@ -5,11 +5,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from dropbayes.runtime.devices import autocast_dtype
 from dropbayes.sampling.inputs import as_inputs
 from dropbayes.sampling.probes import (
     ProbeFailed,
     Prober,
-    autocast_dtype,
     equal_but_for_rounding,
     is_ignored,
     training_flags,
