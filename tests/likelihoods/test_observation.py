@@ -16,7 +16,7 @@ from dropbayes.likelihoods import (
     StudentT,
     predictive_variance,
 )
-from dropbayes.likelihoods.observation import check_targets, sum_events
+from dropbayes.likelihoods.observation import checked_targets, sum_events
 
 DTYPE = torch.float64
 EVERY = [
@@ -73,4 +73,13 @@ def test_event_axes_are_summed_and_draws_and_rows_are_not():
 
 def test_a_wrong_shape_is_told_without_the_axis_of_draws():
     with pytest.raises(ValueError, match=r"got y \(100,\) against output \(100, 1\)"):
-        check_targets(torch.zeros(50, 100, 1), torch.zeros(100))
+        checked_targets(torch.zeros(50, 100, 1), torch.zeros(100))
+
+
+@pytest.mark.parametrize(
+    "likelihood", [Gaussian(4.0), StudentT(1.0), Poisson(), Bernoulli(), HeteroscedasticGaussian()]
+)
+def test_truth_values_are_zeros_and_ones(likelihood):
+    output, y = torch.randn(5, 3, 2), torch.tensor([[True], [False], [True]])
+    output = output if isinstance(likelihood, HeteroscedasticGaussian) else output[..., :1]
+    assert torch.equal(likelihood.log_density(output, y), likelihood.log_density(output, y.float()))

@@ -49,6 +49,16 @@ def test_quantiles_that_cross_or_coincide_are_put_in_order():
     assert Quantiles(LEVELS).log_density(torch.zeros(1, 4, dtype=DTYPE), torch.zeros(1, dtype=DTYPE)).isfinite().all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_distribution_does_not_depend_on_the_unit(dtype):
+    output = OUTPUT.to(dtype)
+    small, y = 1e-9 * output, torch.tensor([0.7], dtype=dtype)
+    torch.testing.assert_close(1e9 * Quantiles(LEVELS).mean(small), Quantiles(LEVELS).mean(output))
+    torch.testing.assert_close(1e18 * Quantiles(LEVELS).variance(small), Quantiles(LEVELS).variance(output))
+    expected = Quantiles(LEVELS).log_density(output, y) + 9 * np.log(10)
+    torch.testing.assert_close(Quantiles(LEVELS).log_density(small, 1e-9 * y), expected)
+
+
 def test_the_pinball_loss_is_least_at_the_quantiles():
     y = torch.randn(2001, dtype=DTYPE, generator=torch.Generator().manual_seed(0))
     best = y.quantile(torch.tensor(LEVELS, dtype=DTYPE))

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -248,6 +249,31 @@ def test_a_plain_pass_leaves_flags_alone_and_takes_named_inputs():
     x = torch.ones(3, 2)
     torch.testing.assert_close(evaluation_tensor(net, {"input": x}), net[0](x))
     assert all(module.training for module in net.modules())
+
+
+@pytest.mark.parametrize("kind", [bool, np.uint8, np.uint16, np.uint64])
+def test_truth_values_and_whole_numbers_of_any_kind_are_outcomes(kind):
+    net, classes, x = network(), nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 2)), torch.randn(6, 4)
+    y = np.array([0, 1, 1, 0, 1, 0])
+    for model, likelihood, shape in (
+        (net, db.Gaussian(1.0), (6, 1)),
+        (net, db.Poisson(), (6, 1)),
+        (classes, db.Categorical(), (6,)),
+    ):
+        expected, found = (
+            db.evaluate(model, x, one.reshape(shape), likelihood=likelihood, n_draws=5) for one in (y, y.astype(kind))
+        )
+        assert found.log_likelihood == expected.log_likelihood and found.scores == expected.scores
+        db.fit(model, x, y.astype(kind).reshape(shape), likelihood=likelihood, epochs=1, device="cpu")
+    assert db.check(net, x, y.astype(kind), n_draws=5).n_rows == 6
+
+
+@pytest.mark.parametrize(
+    ("y", "message"), [(["a"] * 3, "numbers"), ([np.nan] * 3, "`y` must be finite"), (1.0, "each of the 3 rows")]
+)
+def test_outcomes_that_are_no_numbers_are_refused(y, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        checked_targets(y, torch.zeros(3, 1), None)
 
 
 def test_a_missing_outcome_is_refused():

@@ -1,7 +1,9 @@
 """A prediction's statistics, by name, from draws in any chunks."""
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import dropbayes as db
 from dropbayes.predictive.statistics import Request, RowStatistics
@@ -62,3 +64,15 @@ def test_wishes_that_make_no_sense_are_refused():
         Request(likelihood="gaussian")
     with pytest.raises(ValueError, match="`quantiles` must lie strictly between 0 and 1"):
         Request(quantiles=(0.5, 1.0))
+    for levels in (None, "0.5", ["a"]):
+        with pytest.raises(ValueError, match="`quantiles` must lie strictly between 0 and 1"):
+            db.predict(nn.Sequential(nn.Dropout(0.5), nn.Linear(2, 1)), torch.ones(1, 2), quantiles=levels)
+
+
+def test_one_level_or_an_array_of_levels_will_do():
+    net, x = nn.Sequential(nn.Linear(2, 4), nn.Dropout(0.5), nn.Linear(4, 1)), torch.ones(3, 2)
+    expected = db.predict(net, x, quantiles=(0.5, 0.9))
+    assert torch.equal(db.predict(net, x, quantiles=0.5).quantiles, expected.quantiles[:1])
+    assert torch.equal(db.predict(net, x, quantiles=np.array([0.5, 0.9])).quantiles, expected.quantiles)
+    with pytest.raises(ValueError, match="need draws"):
+        db.predict(net, x, quantiles=np.array([0.5, 0.9]), method="linear")

@@ -38,6 +38,17 @@ def test_the_rate_and_the_noise_of_the_outcomes_are_found():
     assert tuning.gain > 3 * tuning.standard_error and net[2].p == 0.05
 
 
+def test_rates_do_not_depend_on_the_unit_of_the_outcomes():
+    net, x, y = of_one_layer(0.3, n=600)
+    tuning = tune_dropout(net, x, y)
+    with torch.no_grad():
+        net[3].weight *= 1e-9
+        net[3].bias *= 1e-9
+    small = tune_dropout(net, x, 1e-9 * y)
+    assert small.drop_probs == pytest.approx(tuning.drop_probs, abs=1e-3)
+    assert small.likelihood.precision == pytest.approx(1e18 * tuning.likelihood.precision, rel=1e-2)
+
+
 def test_a_network_without_dropout_is_given_it_and_keeps_its_weights():
     net, x, y = of_one_layer(0.3)
     plain = nn.Sequential(net[0], net[1], net[3])

@@ -158,6 +158,14 @@ def test_batches_of_inputs_are_covariances_of_each():
         torch.testing.assert_close(layer(x), torch.stack([layer(x[0]), layer(x[1])]))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_inputs_of_half_precision_are_taken_as_float32(dtype):
+    x = inputs(seed=0).to(dtype)
+    for layer in (ReLU(), TanH(), Cosine(bias_scale=math.inf)):
+        assert torch.equal(layer(x, x[:2]), layer(x.float(), x[:2].float()))
+        assert torch.equal(layer.diagonal(x), layer.diagonal(x.float()))
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [

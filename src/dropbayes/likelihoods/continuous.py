@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dropbayes.likelihoods.observation import Likelihood, check_targets, sum_events
+from dropbayes.likelihoods.observation import Likelihood, checked_targets, sum_events
 from dropbayes.runtime.validation import check_positive
 
 
@@ -42,7 +42,7 @@ class Gaussian(Likelihood):
         return torch.ones_like(output) / self.precision
 
     def log_density(self, output: Tensor, y: Tensor) -> Tensor:
-        check_targets(output, y)
+        y = checked_targets(output, y)
         self._check_outputs(output)
         tau = self.precision
         log_tau = tau.log() if isinstance(tau, Tensor) else math.log(tau)
@@ -74,7 +74,7 @@ class HeteroscedasticGaussian(Likelihood):
 
     def log_density(self, output: Tensor, y: Tensor) -> Tensor:
         mean, log_variance = self._split(output)
-        check_targets(mean, y)
+        y = checked_targets(mean, y)
         per_element = -0.5 * (math.log(2 * math.pi) + log_variance + (y - mean).square() * torch.exp(-log_variance))
         return sum_events(per_element, y)
 
@@ -117,7 +117,7 @@ class StudentT(Likelihood):
         return torch.full_like(output, self.scale**2 * self.degrees_of_freedom / (self.degrees_of_freedom - 2))
 
     def log_density(self, output: Tensor, y: Tensor) -> Tensor:
-        check_targets(output, y)
+        y = checked_targets(output, y)
         nu = self.degrees_of_freedom
         constant = math.lgamma((nu + 1) / 2) - math.lgamma(nu / 2) - 0.5 * math.log(nu * math.pi) - math.log(self.scale)
         return sum_events(constant - 0.5 * (nu + 1) * torch.log1p(((y - output) / self.scale).square() / nu), y)
@@ -169,8 +169,9 @@ class Quantiles(Likelihood):
                 f"of shape {tuple(output.shape)}."
             )
         ordered = output.sort(-1).values
-        # Coincident quantiles have no width for their probability: give them the smallest positive width.
-        least = torch.finfo(output.dtype).eps * ordered.abs().amax(-1, keepdim=True).clamp(min=1.0)
+        # Coincident quantiles have no width for their probability: give them the least whose square is positive.
+        kind = torch.finfo(output.dtype)
+        least = (kind.eps * ordered.abs().amax(-1, keepdim=True)).clamp(min=min(kind.eps, kind.tiny**0.5))
         widths = torch.maximum(ordered.diff(dim=-1), least)
         ordered = torch.cat([ordered[..., :1], ordered[..., :1] + widths.cumsum(-1)], -1)
         masses = output.new_tensor(self.levels).diff()

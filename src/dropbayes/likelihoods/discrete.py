@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dropbayes.likelihoods.observation import ClassLikelihood, Likelihood, check_targets, sum_events
+from dropbayes.likelihoods.observation import ClassLikelihood, Likelihood, checked_targets, sum_events
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Bernoulli(ClassLikelihood):
         return output if self.probabilities else output.sigmoid()
 
     def log_density(self, output: Tensor, y: Tensor) -> Tensor:
-        check_targets(output, y)
+        y = checked_targets(output, y)
         loss = functional.binary_cross_entropy if self.probabilities else functional.binary_cross_entropy_with_logits
         return -sum_events(loss(output, y.to(output.dtype).expand_as(output), reduction="none"), y)
 
@@ -179,8 +179,7 @@ class Poisson(Likelihood):
     variance = mean
 
     def log_density(self, output: Tensor, y: Tensor) -> Tensor:
-        check_targets(output, y)
-        counts = y.to(output.dtype)
+        counts = checked_targets(output, y).to(output.dtype)
         return sum_events(counts * output - output.exp() - torch.lgamma(counts + 1), y)
 
     def check(self, output: Tensor, y: Tensor | None = None) -> None:

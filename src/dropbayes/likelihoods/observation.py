@@ -55,8 +55,8 @@ def sum_events(density: Tensor, y: Tensor) -> Tensor:
     return density.flatten(start_dim=density.dim() - y.dim() + 1).sum(-1) if y.dim() > 1 else density
 
 
-def check_targets(output: Tensor, y: Tensor) -> None:
-    """Raises ValueError unless `y` has the shape of the output's rows."""
+def checked_targets(output: Tensor, y: Tensor) -> Tensor:
+    """The targets `y`, which must have the shape of the output's rows; truth values as numbers."""
     # A (rows, 1) output against (rows,) targets would broadcast to rows x rows.
     if output.dim() < y.dim() or output.shape[output.dim() - y.dim() :] != y.shape:
         rows = tuple(output.shape[max(0, output.dim() - max(y.dim(), 2)) :])  # without the axis of draws
@@ -64,3 +64,4 @@ def check_targets(output: Tensor, y: Tensor) -> None:
             f"`y` must have the shape of the network's output for its rows; got y {tuple(y.shape)} against output "
             f"{rows}. Reshape y (y[:, None] for a one-column output) or squeeze the output."
         )
+    return y.to(output.dtype) if y.dtype == torch.bool else y

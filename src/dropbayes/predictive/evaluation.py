@@ -22,10 +22,10 @@ from dropbayes.likelihoods import Categorical, ClassLikelihood, Gaussian, Likeli
 from dropbayes.linear import Linear, OnePass, one_pass_plan
 from dropbayes.predictive.scoring import ClassOutcomes, RegressionOutcomes, core_scores, reliability_curve
 from dropbayes.predictive.statistics import Observations, Request, Rows, RowStatistics, by_head, joined_rows
-from dropbayes.runtime.arrays import Array, to_tensor
+from dropbayes.runtime.arrays import Array
 from dropbayes.runtime.formatting import Printed, Table, count
 from dropbayes.runtime.progress import ProgressBar
-from dropbayes.runtime.validation import finite_tensor, row_weights
+from dropbayes.runtime.validation import outcomes, row_weights
 from dropbayes.sampling import (
     Inputs,
     LogMean,
@@ -218,9 +218,7 @@ def _pairs(
 
 def _targets(y: PyTree, inputs: Inputs) -> Tensor:
     """The outcomes of one output as a tensor, one for each row."""
-    targets = to_tensor(y, name="y").to(inputs.device)
-    if targets.is_floating_point() or targets.is_complex():
-        finite_tensor("y", targets)
+    targets = outcomes(y).to(inputs.device)
     if not inputs.is_one_row and (targets.dim() == 0 or len(targets) != inputs.n_rows):
         raise ValueError(f"`y` must have one entry per row; got shape {tuple(targets.shape)} for {inputs.n_rows} rows.")
     return targets[None] if inputs.is_one_row else targets
@@ -322,9 +320,10 @@ def checked_targets(y: Array, output: Tensor, likelihood: Likelihood | None) -> 
 
     By default that is Categorical for integers, if there are more numbers in the output.
     """
-    targets = torch.as_tensor(y, device=output.device)
-    if len(targets) != len(output):
-        raise ValueError(f"`y` must have one outcome for each of the {len(output)} rows; got {len(targets)}.")
+    targets = outcomes(y).to(output.device)
+    if targets.shape[:1] != output.shape[:1]:
+        shape = tuple(targets.shape)
+        raise ValueError(f"`y` must have one outcome for each of the {len(output)} rows; got shape {shape}.")
     if likelihood is not None:
         likelihood = likelihood.for_output(output.dim())
     elif not targets.is_floating_point() and output.numel() > targets.numel():

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import PyTree
@@ -48,7 +49,7 @@ def predict(
     seed: int = 0,
     likelihood: Observations | None = None,
     masks: str = "shared",
-    quantiles: Sequence[float] = (),
+    quantiles: float | Sequence[float] = (),
     keep_draws: bool = False,
     sampling: Sampling = Sampling(),
     progress: bool | None = None,
@@ -72,7 +73,7 @@ def predict(
         likelihood: The observation model: `Gaussian`, `HeteroscedasticGaussian`, `Categorical`; None for raw outputs.
             For a network with several outputs a dict or sequence with one for each, or None, as the output has them.
         masks: "shared" for one mask per draw, "row" for fresh masks for every row.
-        quantiles: The levels in (0, 1) of quantiles over draws to compute; holds the draws of a tile of rows in memory.
+        quantiles: The level in (0, 1), or levels, of quantiles over draws; holds the draws of a tile of rows in memory.
         keep_draws: Whether to also return all draws, `[draw, row, ...]`.
         sampling: The other settings: sampler, axis of the rows, modules to ignore, memory ...
         progress: Whether to show a progress bar; by default in a terminal or notebook, for work of some seconds.
@@ -89,9 +90,9 @@ def predict(
         >>> bool((prediction.variance >= 0.25).all())
         True
     """
-    request = Request(likelihood, tuple(quantiles), keep_draws)
+    request = Request(likelihood, tuple(np.atleast_1d(quantiles).tolist()), keep_draws)
     automatic = isinstance(n_draws, str)
-    if method != "sampling" and (quantiles or keep_draws):
+    if method != "sampling" and (request.quantiles or keep_draws):
         raise ValueError(f'`quantiles` and `keep_draws` need draws; got method {method!r}. Use method="sampling".')
     if method == "controlled" and (automatic or not request.only_moments):
         raise ValueError(
@@ -105,7 +106,7 @@ def predict(
         )
     if automatic and n_draws != "auto":
         raise TypeError(f"`n_draws` must be a whole number or 'auto'; got {n_draws!r}. Try n_draws=100.")
-    if automatic and (quantiles or keep_draws):
+    if automatic and (request.quantiles or keep_draws):
         raise ValueError(
             '`n_draws` "auto" gives each row its own number of draws: quantiles and kept draws need a number. '
             "Try n_draws=1000."

@@ -12,6 +12,7 @@ from torch.utils._pytree import PyTree
 
 from dropbayes.likelihoods import ClassLikelihood, Gaussian, Likelihood
 from dropbayes.linear import ControlledPlan, OnePass
+from dropbayes.runtime.validation import check_probability
 from dropbayes.sampling import Block, Inputs, Mean, Moments, Plan, Profile, Votes, move_row_axis, result_dtype
 
 CLASS_STATISTICS = ("entropy", "expected_entropy", "variation_ratio")
@@ -61,8 +62,8 @@ class Request:
                     "`likelihood` must be one of dropbayes' likelihoods, such as Gaussian(precision=1.0) or "
                     f"Categorical(), or a dict or sequence of them for several outputs; got {likelihood!r}."
                 )
-        if any(not 0 < q < 1 for q in self.quantiles):
-            raise ValueError(f"`quantiles` must lie strictly between 0 and 1; got {list(self.quantiles)}.")
+        for level in self.quantiles:
+            check_probability("quantiles", level)
 
     @property
     def is_by_head(self) -> bool:

@@ -241,7 +241,8 @@ class Parts:
         if not isinstance(likelihood, Gaussian):
             yield self._rates(self._of_points(rows, y, likelihood))
             return
-        errors = (self.mean[rows] - y.double().reshape(-1, self.mean.shape[1])).square().flatten() + 1e-12
+        errors = (self.mean[rows] - y.double().reshape(-1, self.mean.shape[1])).square().flatten()
+        errors = errors.clamp(min=max(1e-12 * float(errors.mean()), 1e-100))  # whatever the unit of y
         *units, fixed = self.covariances[:, rows].diagonal(dim1=2, dim2=3).flatten(1).split([*self.sizes, 1])
         noise = torch.ones_like(fixed)
         weights = torch.cat([errors.new_full((len(units),), 0.05), errors.mean()[None] / 2])
@@ -262,7 +263,7 @@ class Parts:
     def _of_points(self, rows: Tensor, y: Tensor, likelihood: Likelihood) -> Tensor:
         """The masks' variances of the largest log-likelihood of points of the linear network."""
         mean, covariances = self.mean[rows], self.covariances[:, rows]
-        size = covariances.diagonal(dim1=2, dim2=3).mean() + 1e-12
+        size = covariances.diagonal(dim1=2, dim2=3).mean().clamp(min=1e-100)
         jitter = 1e-6 * size * torch.eye(mean.shape[1], device=mean.device)
         points = standard_points(len(jitter), _N_POINTS).to(mean)
         scores = mean.new_full((len(self.settings),), -3.0).requires_grad_()

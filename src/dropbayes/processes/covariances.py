@@ -290,7 +290,7 @@ class Features:
         return self.bias.shape[0]
 
     def __call__(self, x: Tensor) -> Tensor:
-        r"""The feature matrix $\Phi$, `[row, unit]`, in the dtype and on the device of `x`."""
+        r"""The feature matrix $\Phi$, `[row, unit]`, on the device of `x` and in its dtype, at least float32."""
         x = checked_inputs(x, "x")
         if x.shape[-1] != self.weights.shape[0]:
             raise ValueError(

@@ -15,7 +15,7 @@ from sklearn.gaussian_process.kernels import Hyperparameter, Kernel
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from dropbayes.likelihoods.observation import check_targets, sum_events
+from dropbayes.likelihoods.observation import checked_targets, sum_events
 from dropbayes.processes.pairs import Covariance, checked_inputs
 
 JITTERS = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4)
@@ -56,9 +56,8 @@ class Process(ABC):
         $\log \mathcal N(\mathbf y^*; \mathbb E[\mathbf f], \mathrm{Var}[\mathbf f] + \tau^{-1})$, summed over outputs.
         """
         mean, std = self.mean(x), (self.variance(x) + self.noise_variance).sqrt()
-        check_targets(mean, y)
-        density = torch.distributions.Normal(mean, std if mean.dim() == 1 else std[:, None]).log_prob(y)
-        return sum_events(density, y)
+        density = torch.distributions.Normal(mean, std if mean.dim() == 1 else std[:, None])
+        return sum_events(density.log_prob(checked_targets(mean, y)), y)
 
     @property
     @abstractmethod

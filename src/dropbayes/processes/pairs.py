@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from dropbayes.layers.family import safe_sqrt
+from dropbayes.runtime.validation import float_tensor
 
 
 def checked_inputs(x: Tensor, name: str) -> Tensor:
+    """The inputs `[..., row, input]`, finite; half precision, in which distances cannot be computed, as float32."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise TypeError(f"`{name}` must be a floating-point tensor; got {kind}.")
@@ -25,7 +27,7 @@ def checked_inputs(x: Tensor, name: str) -> Tensor:
         )
     if not torch.isfinite(x).all():
         raise ValueError(f"`{name}` must be finite; got {int((~torch.isfinite(x)).sum())} NaN or infinite entries.")
-    return x
+    return float_tensor(x)
 
 
 def hypotenuse(a: Tensor, b: Tensor) -> Tensor:

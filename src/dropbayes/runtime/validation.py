@@ -156,6 +156,15 @@ def matching_tensors(arrays: Mapping[str, Array], *, draws: str | None = None, i
     return [tensor.to(device, dtype) for tensor in tensors.values()]
 
 
+def outcomes(y: Any) -> Tensor:
+    """Outcomes as a tensor of finite numbers; truth values and whole numbers, which torch has of many kinds, as int64."""
+    tensor = to_tensor(y, name="y")
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return tensor.long()
+    finite_tensor("y", tensor)
+    return tensor
+
+
 def row_weights(
     sample_weight: Array | None, n_rows: int, *, like: Tensor | None = None, name: str = "sample_weight"
 ) -> Tensor:

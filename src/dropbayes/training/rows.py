@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from dropbayes.runtime.arrays import to_tensor
-from dropbayes.runtime.validation import finite_tensor, row_weights
+from dropbayes.runtime.validation import outcomes, row_weights
 from dropbayes.sampling import Inputs, as_inputs, output_tensor
 
 _RESIDENT_BYTES = 2**31  # larger data stay on the host and are copied batch by batch
@@ -156,9 +156,7 @@ def _validate(x: Any, y: Any, name: str, dtype: torch.dtype) -> tuple[Inputs, Te
     shape = tuple(targets.shape) if isinstance(targets, Tensor) else type(targets).__name__
     if shape[:1] != (inputs.n_rows,):
         raise ValueError(f"`y` must have one entry per row of `{name}`; got shape {shape} for {inputs.n_rows} rows.")
-    if targets.is_floating_point():
-        finite_tensor("y", targets)
-    return inputs, targets
+    return inputs, outcomes(targets)
 
 
 def _as_tensors(x: Any, name: str, dtype: torch.dtype) -> Any:
