@@ -80,17 +80,19 @@ class AtomMixture(MappedMixture):
     def interval(self, coverage: float) -> tuple[Tensor, Tensor]:
         start, end = self.base.interval(coverage)
         start, end = self.transform.cell(start)[0], self.transform.cell(end)[1]  # outcomes of (start, end]
+        below, up_to = self.base.pit(start), self.base.pit(end)
         for _ in self.transform.values:
             later = self.transform.cell(_just_above(start))[1].maximum(start)
             sooner = self.transform.cell(end)[0]
-            level = [self.base.pit(z) for z in (start, later, sooner, end)]
-            spare = 2 * (level[3] - level[0] - coverage)  # an end that holds less brings the rest nearer
-            first, last = level[1] - level[0], level[3] - level[2]
+            after, before = self.base.pit(later), self.base.pit(sooner)
+            spare = 2 * (up_to - below - coverage)  # an end that holds less brings the rest nearer
+            first, last = after - below, up_to - before
             first_leaves = (first <= spare) & ((first <= last) | (last > spare)) & (later < end)
             last_leaves = (last <= spare) & ~first_leaves & (start < sooner)
             if not bool((first_leaves | last_leaves).any()):
                 break
-            start, end = torch.where(first_leaves, later, start), torch.where(last_leaves, sooner, end)
+            start, below = torch.where(first_leaves, later, start), torch.where(first_leaves, after, below)
+            end, up_to = torch.where(last_leaves, sooner, end), torch.where(last_leaves, before, up_to)
         return self.transform.inverse(_just_above(start)), self.transform.inverse(end)
 
 

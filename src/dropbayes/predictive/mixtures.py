@@ -134,7 +134,8 @@ class Mixture:
         location = ((self.location.flatten(1) - centre) / unit).T.contiguous()  # [row, draw]
         scale = (self.scale.flatten(1) / unit).T.contiguous()
         # Solved in units of the predictive deviation, first in single precision, which is four times as fast.
-        rough = _root(location.float(), scale.float(), level, self.freedom, torch.zeros_like(unit).float())
+        start = torch.special.ndtri(torch.full_like(unit, level)).float()  # that of a Gaussian
+        rough = _root(location.float(), scale.float(), level, self.freedom, start)
         root = _root(location.double(), scale.double(), level, self.freedom, rough.double())
         return (centre + unit * root).to(self.location).view(shape)
 
