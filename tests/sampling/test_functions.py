@@ -98,3 +98,10 @@ def test_an_input_that_does_not_fit_is_explained_beside_the_message_of_torch(x, 
     with pytest.raises(RuntimeError) as raised:
         db.draws(net, x, n_draws=2)
     assert hint in raised.value.__notes__[0]
+
+
+def test_an_input_on_another_device_is_explained_beside_the_message_of_torch():
+    net = nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.5), nn.Linear(5, 1)).to("meta")
+    with pytest.raises(RuntimeError) as raised:
+        db.draws(net, torch.randn(4, 3), n_draws=2)
+    assert raised.value.__notes__ == ["`x` is on cpu and the network on meta: pass x.to('meta')."]

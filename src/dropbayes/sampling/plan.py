@@ -372,6 +372,9 @@ def _input_hints(net: nn.Module, inputs: Inputs, message: str) -> list[str]:
     if "dtype" in message and len(weights) == 1 and given - weights:
         expected = next(iter(weights))
         return [f"`x` has {next(iter(given - weights))} and the network's weights {expected}: pass x.to({expected})."]
+    devices = {str(parameter.device) for parameter in net.parameters()}
+    if "device" in message and len(devices) == 1 and str(inputs.device) not in devices:
+        return [f"`x` is on {inputs.device} and the network on {min(devices)}: pass x.to({min(devices)!r})."]
     if "shape" in message or "size" in message:
         shape = tuple(inputs.tensors[0].shape)
         return [f"`x` must be a batch of rows that the network takes, [row, ...]; got the shape {shape}."]
