@@ -41,7 +41,7 @@ def test_intervals_are_quantiles_of_the_samples_and_cover_fresh_outcomes(regress
     samples = regressor.sample_y(x[:5], 40_000)
     np.testing.assert_allclose(lower[:5], np.quantile(samples, 0.1, axis=1), atol=0.35)
     np.testing.assert_allclose(upper[:5], np.quantile(samples, 0.9, axis=1), atol=0.35)
-    with pytest.raises(ValueError, match="`coverage` must lie in"):
+    with pytest.raises(ValueError, match="`coverage` must lie strictly between 0 and 1"):
         regressor.predict_interval(x, coverage=95)
 
 

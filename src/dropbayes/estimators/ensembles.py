@@ -34,7 +34,7 @@ from dropbayes.population import Population, network
 from dropbayes.population.evaluation import in_units
 from dropbayes.predictive import Mixture, draw_mean
 from dropbayes.runtime.devices import on_cpu
-from dropbayes.runtime.validation import finite_tensor
+from dropbayes.runtime.validation import check_probability, finite_tensor
 from dropbayes.scores import information
 from dropbayes.scores.averages import weighted_mean
 
@@ -108,10 +108,8 @@ class Ensemble(ABC):
         self._check_fitted()
         if method not in (None, *METHODS):
             raise ValueError(f"`method` must be one of {', '.join(map(repr, METHODS))}; got {method!r}.")
-        view = copy.copy(self)
-        view.method = self.method if method is None else method
-        view.n_draws = self.n_draws if n_draws is None else n_draws
-        view.seed_ = self.seed_ if seed is None else seed
+        view, given = copy.copy(self), {"method": method, "n_draws": n_draws, "seed_": seed}
+        vars(view).update({name: value for name, value in given.items() if value is not None})
         return view
 
     def without_dropout(self) -> Any:
@@ -306,7 +304,7 @@ class RegressionEnsemble(Ensemble):
             shift = self.bounds_.shift(draw_mean(values.double().flatten(0, 1)))
             outputs = torch.cat([values.double() + shift, rest.double()], -1)
             if n_rows := int((shift != 0).any(-1).sum()):
-                rows = "1 row of `X` is" if n_rows == 1 else f"{n_rows} rows of `X` are"
+                rows = "1 row is" if n_rows == 1 else f"{n_rows} rows are"
                 message = f"{rows} predicted further beyond the targets than these range; such predictions are bounded."
                 warnings.warn(f"{message} Look for faulty values in these rows.", UserWarning, stacklevel=2)
         if self.noise_ is not None:
@@ -391,8 +389,7 @@ class RegressionEnsemble(Ensemble):
 
         They are quantiles of the predictive distribution itself, the mixture over the draws.
         """
-        if not 0 < coverage < 1:
-            raise ValueError(f"`coverage` must lie in (0, 1); got {coverage!r}.")
+        check_probability("coverage", coverage)
         ends = [mixture.interval(coverage) for _, mixture in self.predictive_blocks(X)]
         lower, upper = (torch.cat(end).numpy() for end in zip(*ends, strict=True))
         return lower, upper

@@ -46,6 +46,16 @@ def test_rows_in_another_order_have_the_same_bits(predictor, columns):
     assert same_bits(mixed, {name: values[order] for name, values in whole.items()})
 
 
+def test_rows_that_nobody_gave_are_not_warned_of():
+    frame = {"year": list(range(1990, 2050)), "y": [3.0 * year for year in range(60)]}
+    settings = {"drop_prob": 0.05, "weight_decay": 1e-4, "n_steps": 100, "n_networks": 1, "random_state": 0}
+    predictor = db.Predictor(Model.fit(frame, target="y", **settings))
+    with pytest.warns(UserWarning, match="1 row is predicted further beyond the targets"):
+        predictor({"x": np.zeros((1, 1))})
+    assert predictor.column_names[0] == "mean" and len(predictor.fingerprint) == 64
+    assert predictor({"x": np.zeros((0, 1))})["mean"].shape == (0,)
+
+
 def test_many_rows_are_predicted_a_block_at_a_time(predictor, columns, monkeypatch):
     whole = predictor(columns)
     monkeypatch.setattr("dropbayes.app.models.predictor._MAX_VALUES", 1000)

@@ -6,6 +6,7 @@ import itertools
 import pathlib
 import shlex
 import time as clock
+import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -273,8 +274,9 @@ def _note_order(model: app.Model, rows: TrainingRows, cells: pa.Table) -> None:
                 "verbose": False,
             }
             probes = [clone(model.estimator).set_params(**settings) for _ in range(2)]
-            probes[0].fit(rows.x, rows.y, sample_weight=rows.weight)
-            probes[1].fit(rows.x, rows.y, sample_weight=rows.weight, times=np.unique(values, return_inverse=True)[1])
+            with warnings.catch_warnings(action="ignore"):  # what they warn of is not true of the model
+                for probe, times in zip(probes, (None, np.unique(values, return_inverse=True)[1]), strict=True):
+                    probe.fit(rows.x, rows.y, sample_weight=rows.weight, times=times)
             at_random, forward = (float(max(probe.search_scores_)) for probe in probes)
             if forward < at_random - 0.1:
                 scores = plain_number(at_random), plain_number(forward)

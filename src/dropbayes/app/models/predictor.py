@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,7 +19,7 @@ from torch import nn
 
 from dropbayes.app.models.fields import EnsembleFields, NetworkFields, check_finite
 from dropbayes.estimators.ensembles import METHODS, ClassEnsemble, Ensemble, RegressionEnsemble
-from dropbayes.estimators.frames import as_array
+from dropbayes.estimators.frames import arrow_cells, as_array
 from dropbayes.likelihoods import Likelihood
 from dropbayes.linear import N_POINTS
 from dropbayes.runtime import storage
@@ -202,8 +203,9 @@ class Predictor:
         settings = self.schema or self.inputs, self.n_draws, self.seed, self.coverage, *limits
         digest = hashlib.sha256(repr(settings).encode())
         rows = np.random.default_rng(0).normal(size=(8, self.n_inputs))
-        for values in self.predict_inputs(rows).values():
-            digest.update(repr(values.tolist()).encode())
+        with warnings.catch_warnings(action="ignore"):  # these rows may be far from those of training
+            for values in self.predict_inputs(rows).values():
+                digest.update(repr(values.tolist()).encode())
         return digest.hexdigest()
 
     @property
@@ -267,32 +269,28 @@ class Predictor:
 
         if self.schema is None:
             return Encoded(self.encode(columns), {}, {}, {})
-        arrays = _by_name(columns, list(self.inputs))
-        for name, values in arrays.items():
-            if not isinstance(values, pa.Array | pa.ChunkedArray):
-                is_bytes = getattr(getattr(values, "dtype", None), "kind", "") == "S"
-                try:
-                    arrays[name] = pa.array(values.astype(np.str_) if is_bytes else values, from_pandas=True)
-                except (pa.ArrowException, UnicodeError, OverflowError, TypeError) as error:
-                    raise ValueError(f"column {name!r} cannot be read: {str(error).splitlines()[0]}") from None
+        arrays = {name: arrow_cells(values, name) for name, values in _by_name(columns, list(self.inputs)).items()}
         allow_new = self.allow_new if allow_new is None else allow_new
         return encode(self.schema, pa.table(arrays), at=location, allow_new=allow_new)
 
     def predict_inputs(self, x: NumpyArray) -> dict[str, NumpyArray]:
         """The prediction for rows returned by `encode`, possibly concatenated; not checked to be finite."""
+        if not len(x):  # an empty prediction has the shapes of one row, which may lie far from those of training
+            with warnings.catch_warnings(action="ignore"):
+                one = self.predict_inputs(np.zeros((1, *x.shape[1:]), x.dtype))
+            return {name: values[:0] for name, values in one.items()}
         if self.n_draws == "auto" and self.method == "sampling":
             return self._predict_until_tolerance(x)
-        rows = x if len(x) else np.zeros((1, *x.shape[1:]), x.dtype)  # an empty prediction has the shapes of one row
         step = max(1, min(4096, _MAX_VALUES // (self.total_draws * self._fields.row_size)))
         settings = self.most_draws, self.seed, self.coverage, self.method
-        blocks = [self._fields(rows[start : start + step], *settings) for start in range(0, len(rows), step)]
-        return {name: np.concatenate([block[name] for block in blocks])[: len(x)] for name in blocks[0]}
+        blocks = [self._fields(x[start : start + step], *settings) for start in range(0, len(x), step)]
+        return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
 
     def _predict_until_tolerance(self, x: NumpyArray) -> dict[str, NumpyArray]:
         """Each row by the fewest draws of 64, 128 ... that meet the tolerance, whatever the other rows."""
         waiting, n_draws = np.arange(len(x)), _MIN_DRAWS
         parts: list[dict[str, NumpyArray]] = []
-        while len(waiting) or not parts:
+        while len(waiting):
             predictor = self.with_settings(n_draws=min(n_draws, self.max_draws))
             met = np.full(len(waiting), n_draws >= self.max_draws)
             if not met.any():
