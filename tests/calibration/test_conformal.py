@@ -308,7 +308,7 @@ def test_quantile_and_distribution_are_inverse():
 def test_too_few_rows_give_infinite_quantiles_and_intervals():
     new = conformal_distribution(torch.zeros(1), torch.ones(1), calibration_residuals=torch.zeros(3))
     assert new.quantile(0.9) == math.inf and new.interval(0.9) == (-math.inf, math.inf)
-    with pytest.raises(ValueError, match="`std` positive"):
+    with pytest.raises(ValueError, match="`std` must be positive"):
         conformal_distribution(torch.zeros(1), torch.zeros(1), calibration_residuals=torch.zeros(3))
 
 

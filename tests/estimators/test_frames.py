@@ -82,8 +82,51 @@ def test_missing_cells_are_learned_from_or_refused():
 def test_a_new_category_is_refused_by_its_name():
     model = DropoutRegressor(**PLAIN).fit(frame("pandas"), columns()["size"])
     new = frame("pandas").astype({"colour": str}).assign(colour="violet")
-    with pytest.raises(ValueError, match="'violet' was not seen in training"):
+    with pytest.raises(ValueError, match=r"'violet' was not seen in training.*`missing=.learn.`"):
         model.predict(new)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pd.DataFrame(np.ones((20, 2)), columns=["a", "a"]),
+        pd.DataFrame([[1.0, "x"]] * 20, columns=["a", "a"]),
+        pd.DataFrame([[1.0, "x"]] * 20, columns=["a", 1]).rename(columns={"a": "1"}),
+        pa.table([[1.0], [2.0]], names=["a", "a"]),
+    ],
+)
+def test_columns_of_one_name_are_refused(data):
+    with pytest.raises(ValueError, match=r"a name of its own for each column; 2 are called '[a1]'. Rename"):
+        DropoutRegressor(**PLAIN).fit(data, np.arange(len(data)))
+
+
+def test_texts_among_numbers_are_named_as_in_a_file():
+    data = pd.DataFrame({"size": [*range(29), "12 m"], "age": np.arange(30.0)})
+    for frame in (data, data.to_dict("list")):
+        with pytest.raises(ValueError, match="'size' that has '12 m' among numbers at `X`, row 29"):
+            FrameColumns.of(frame)
+
+
+def test_durations_and_times_of_day_are_numbers_of_days():
+    spans = [datetime.timedelta(hours=12 * k) for k in range(30)]
+    times = [datetime.time(k % 24, 30) for k in range(30)]
+    for data in (pd.DataFrame({"span": spans, "time": times}), pl.DataFrame({"span": spans, "time": times})):
+        x = FrameColumns.of(data).encode(data, learn_missing=False)
+        np.testing.assert_allclose(x, np.column_stack([np.arange(30) / 2, (np.arange(30) % 24 + 0.5) / 24]))
+
+
+def test_an_arrow_table_with_texts_is_read_as_the_frame_it_is():
+    table = pa.table(columns())
+    assert is_mixed_frame(table) and not is_mixed_frame(table.select(["size", "sold"]))
+    by_table, by_frame = (DropoutRegressor(**PLAIN).fit(x, columns()["size"]) for x in (table, table.to_pandas()))
+    np.testing.assert_array_equal(by_table.predict(table), by_frame.predict(table.to_pandas()))
+
+
+def test_masked_cells_are_missing():
+    x = np.ma.masked_array(np.arange(30.0)[:, None], mask=np.arange(30)[:, None] > 25, fill_value=1e20)
+    model = DropoutRegressor(**PLAIN).fit(x, np.arange(30.0))
+    assert model.missing_values_ is not None
+    np.testing.assert_array_equal(model.predict(x), model.predict(x.filled(np.nan)))
 
 
 def test_a_column_that_teaches_nothing_is_named():

@@ -17,6 +17,11 @@ def test_a_width_that_is_no_tuple_is_refused_with_an_example():
     [
         ({"n_draws": 0}, "`n_draws` must be a positive integer"),
         ({"drop_prob": "auto"}, "`drop_prob` must be 'search'"),
+        ({"drop_prob": None}, "`drop_prob` must be 'search'"),
+        ({"drop_prob": []}, "`drop_prob` must be 'search'"),
+        ({"drop_prob": np.full(2, 0.1)}, "`drop_prob` must be 'search'"),
+        ({"weight_decay": (1e-4, 1e-5)}, "`weight_decay` must be 'search'"),
+        ({"hidden": (10.5,)}, "`hidden` must be 'auto'"),
         ({"noise": "gaussian"}, "`noise` must be one of"),
         ({"learning_rate": 0}, "`learning_rate` must be 'auto' or a positive"),
         ({"n_folds": 0}, "`n_folds` must be 'auto'"),

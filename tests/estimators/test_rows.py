@@ -6,7 +6,7 @@ from sklearn.base import clone
 from sklearn.linear_model import LogisticRegression
 
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
-from dropbayes.estimators.rows import row_groups
+from dropbayes.estimators.rows import canonical_rows, row_groups
 from tests.estimators.samples import PLAIN, QUICK, toy
 
 
@@ -22,6 +22,18 @@ from tests.estimators.samples import PLAIN, QUICK, toy
 def test_wrong_times_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         DropoutRegressor(**QUICK).fit(np.arange(20.0)[:, None], np.arange(20.0), **arguments)
+
+
+def test_groups_may_have_names_of_several_kinds_or_none():
+    x, y = toy(20)
+    named = np.array(["a", None, 3, "b"], dtype=object).repeat(5)
+    assert sorted(canonical_rows(x, y, None, named)[3].tolist()) == np.arange(4).repeat(5).tolist()
+
+
+@pytest.mark.parametrize("kind", ["datetime64[D]", "timedelta64[s]"])
+def test_targets_that_are_times_are_refused(kind):
+    with pytest.raises(ValueError, match=r"`y` must hold numbers; got .*64.*Pass the days"):
+        DropoutRegressor(**QUICK).fit(toy(20)[0], np.arange(20).astype(kind))
 
 
 def test_the_order_of_rows_does_not_matter_and_weights_are_repetitions():

@@ -173,7 +173,7 @@ def test_inputs_of_half_precision_are_taken_as_float32(dtype):
         (lambda: ReLU()(torch.zeros(0, 2)), ValueError, r"`x` must be \[row, input\].*\(0, 2\)"),
         (lambda: ReLU()(torch.zeros(2, 3), torch.zeros(2, 4)), ValueError, r"agree.*\(2, 3\).*\(2, 4\)"),
         (lambda: ReLU()(torch.zeros(2, 3), torch.zeros(2, 3).double()), ValueError, "agree.*float32.*float64"),
-        (lambda: ReLU()(torch.tensor([[math.nan], [1.0]])), ValueError, "`x` must be finite; got 1 NaN"),
+        (lambda: ReLU()(torch.tensor([[math.nan], [1.0]])), ValueError, "`x` must be finite; 1 of"),
         (lambda: ReLU().diagonal(torch.tensor([[math.inf]])), ValueError, "`x` must be finite"),
         (lambda: ReLU()(torch.zeros(2, 3, dtype=torch.int64)), TypeError, "`x` must be a floating-point"),
         (lambda: ReLU()([[1.0]]), TypeError, "`x` must be a floating-point tensor; got list"),

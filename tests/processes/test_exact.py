@@ -205,12 +205,12 @@ def test_arrays_are_refused_by_name(kind):
         (lambda f: f(X[:, 0], Y), r"`x` must be \[row, input\].*\(6,\)"),
         (lambda f: f(X[:0], Y[:0]), r"`x` must be \[row, input\] with at least one of each; got shape \(0, 1\)"),
         (lambda f: f(X, Y[:3]), r"`y` must be \[row\] or \[row, output\].*\(3,\) for x \(6, 1\)"),
-        (lambda f: f(X, torch.full_like(Y, math.nan)), "`y` must be finite; got 6 NaN"),
-        (lambda f: f(X.masked_fill(X[0] == X, math.nan), Y), "`x` must be finite; got 1 NaN"),
+        (lambda f: f(X, torch.full_like(Y, math.nan)), "`y` must be finite; 6 of"),
+        (lambda f: f(X.masked_fill(X[0] == X, math.nan), Y), "`x` must be finite; 1 of"),
         (lambda f: f(X, Y, precision=0.0), r"`precision` \(τ\) must be positive.*got 0.0"),
         (lambda f: f(X, Y, precision=math.nan), r"`precision` \(τ\) must be positive.*got nan"),
         (lambda f: f(X, Y).mean(torch.zeros(3, 2, dtype=X.dtype)), r"`x` must .*1.*\(3, 2\)"),
-        (lambda f: f(X, Y).covariance(torch.full((3, 1), math.nan).double()), "`x` must be finite; got 3 NaN"),
+        (lambda f: f(X, Y).covariance(torch.full((3, 1), math.nan).double()), "`x` must be finite; 3 of"),
     ],
 )
 @pytest.mark.parametrize("kind", ["exact", "finite rank"])

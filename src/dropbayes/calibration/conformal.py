@@ -324,9 +324,7 @@ def conformal_distribution(
         >>> new.quantile(0.5), new.interval(0.6), new.distribution(torch.tensor([10.5]))
         (tensor([10.]), (tensor([8.]), tensor([15.])), tensor([0.5833]))
     """
-    centre, deviation = matching_tensors({"mean": mean, "std": std})
-    if centre.dim() != 1 or not bool((deviation > 0).all()):
-        raise ValueError(f"`mean` and `std` must be [row], and `std` positive; got {tuple(centre.shape)}.")
+    centre, deviation = _moments({"mean": row_values("mean", mean)}, std)
     residuals, order = row_values("calibration_residuals", calibration_residuals).sort()
     weight = row_weights(sample_weight, len(residuals), like=residuals)[order]
     return ConformalDistribution(centre, deviation, residuals, weight)

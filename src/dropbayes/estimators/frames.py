@@ -6,13 +6,16 @@ What reads the cells of a table is imported where it is used: it is slow to impo
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch import Tensor
 
 from dropbayes.runtime.arrays import Numbers
+from dropbayes.runtime.validation import quote
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -61,7 +64,10 @@ class FrameColumns:
         """
         from dropbayes.estimators.columns.encoding import encode
 
-        encoded = encode(self.schema, as_table(frame), at=_location, allow_new=learn_missing)
+        try:
+            encoded = encode(self.schema, as_table(frame), at=_location, allow_new=learn_missing)
+        except ValueError as error:  # the remedy of an estimator is another than that of a model
+            raise ValueError(str(error).replace("`allow_new`", '`missing="learn"`')) from None
         if encoded.missing and not learn_missing:
             name, count = next(iter(encoded.missing.items()))
             raise ValueError(
@@ -80,33 +86,47 @@ def as_table(frame: Any) -> pa.Table:
     """
     import pyarrow as pa
 
+    check_names(frame)
     if isinstance(frame, pa.Table):
-        table = frame
-    elif isinstance(frame, Mapping):
-        table = pa.table({str(name): list(values) for name, values in frame.items()})
-    elif hasattr(frame, "to_arrow"):  # polars
-        table = frame.to_arrow()
-    elif type(frame).__module__.partition(".")[0] == "pandas":
-        table = pa.Table.from_pandas(frame, preserve_index=False)
-    else:
-        raise TypeError(
-            f"`frame` must be a data frame (pandas, polars or arrow) or a dict of columns; got {type(frame).__name__}."
-        )
-    return table.rename_columns([str(name) for name in table.column_names])
+        return frame
+    if hasattr(frame, "to_arrow"):  # polars
+        return frame.to_arrow()
+    if isinstance(frame, Mapping) or _package(frame) == "pandas":
+        return pa.table({str(name): arrow_cells(values, str(name)) for name, values in frame.items()})
+    kind = type(frame).__name__
+    raise TypeError(f"`frame` must be a data frame (pandas, polars or arrow) or a dict of columns; got {kind}.")
+
+
+def check_names(frame: Any) -> None:
+    """Raises ValueError for a frame, or a mapping, with two columns of one name."""
+    names = frame if isinstance(frame, Mapping) else getattr(frame, "columns", ())
+    counts = Counter(map(str, frame.column_names if _package(frame) == "pyarrow" else names))
+    if repeated := [f"{count} are called {quote(name)}" for name, count in counts.items() if count > 1]:
+        raise ValueError(f"A table must have a name of its own for each column; {repeated[0]}. Rename them.")
+
+
+def arrow_cells(values: Any, name: str) -> pa.Array | pa.ChunkedArray:
+    """The cells of a column of any array type; texts among numbers make all of them texts, as in a file."""
+    import pyarrow as pa
+
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        return values
+    values = as_array(values)
+    try:
+        values = values.astype(np.str_) if getattr(getattr(values, "dtype", None), "kind", "") == "S" else values
+        return pa.array(values if getattr(values, "ndim", 0) == 1 else list(values), from_pandas=True)
+    except (pa.ArrowException, UnicodeError, OverflowError, TypeError) as error:
+        if not isinstance(error, UnicodeError) and any(isinstance(value, str) for value in values):
+            return pa.array([None if value is None or value != value else str(value) for value in values])
+        raise ValueError(f"column {name!r} cannot be read: {str(error).splitlines()[0]}") from None
 
 
 def as_frame(columns: Mapping[str, Any], like: Any) -> Any:
     """Columns as the kind of data frame that `like` is, with the index of a pandas frame; a dict for a dict."""
-    module = type(like).__module__.partition(".")[0]
-    if module == "pandas":
-        import pandas as pd
-
-        return pd.DataFrame(dict(columns), index=like.index)
-    if module == "polars":
-        import polars as pl
-
-        return pl.DataFrame(dict(columns))
-    return type(like).from_pydict(dict(columns)) if module == "pyarrow" else dict(columns)
+    if _package(like) == "pyarrow":
+        return type(like).from_pydict(dict(columns))
+    index = {"index": like.index} if _package(like) == "pandas" else {}
+    return dict(columns) if isinstance(like, Mapping) else type(like)(dict(columns), **index)
 
 
 def is_mixed_frame(X: Any) -> bool:
@@ -117,14 +137,20 @@ def is_mixed_frame(X: Any) -> bool:
         >>> is_mixed_frame(pd.DataFrame({"a": [1.0]})), is_mixed_frame(pd.DataFrame({"a": ["x"]}))
         (False, True)
     """
-    module = type(X).__module__.partition(".")[0]
-    if module == "polars" and hasattr(X, "schema"):
-        return not all(dtype.is_numeric() or str(dtype) == "Boolean" for dtype in X.schema.values())
-    if module == "pandas" and hasattr(X, "dtypes") and getattr(X, "ndim", 1) == 2:
+    package = _package(X)
+    if package in ("polars", "pyarrow") and hasattr(X, "schema"):
+        from dropbayes.estimators.columns.cells import is_numeric
+
+        return not all(map(is_numeric, as_table(X.slice(0, 0)).schema))
+    if package == "pandas" and hasattr(X, "dtypes") and getattr(X, "ndim", 1) == 2:
         others = [index for index, dtype in enumerate(X.dtypes) if getattr(dtype, "kind", "O") not in "biufc"]
         # A column of dtype object may hold numbers; text, categories and dates are not numeric.
         return any(str(X.dtypes.iloc[i]) != "object" or any(isinstance(v, str) for v in X.iloc[:, i]) for i in others)
     return False
+
+
+def _package(frame: Any) -> str:
+    return type(frame).__module__.partition(".")[0]
 
 
 def _location(row: int) -> str:
@@ -132,5 +158,7 @@ def _location(row: int) -> str:
 
 
 def as_array(values: Any) -> Any:
-    """A torch tensor as a numpy array; other values unchanged, since scikit-learn converts them."""
+    """A torch tensor as a numpy array, masked numbers as NaN; other values as they are, for scikit-learn."""
+    if isinstance(values, np.ma.MaskedArray) and values.dtype.kind in "biuf":
+        return values.astype(np.float64).filled(np.nan)
     return values.detach().cpu().numpy() if isinstance(values, Tensor) else values

@@ -16,20 +16,12 @@ from torch import Tensor
 from dropbayes.estimators.bins import Bins
 from dropbayes.estimators.ensembles import Ensemble
 from dropbayes.estimators.extrapolation import Gap
-from dropbayes.estimators.frames import FrameColumns, as_array, is_mixed_frame
+from dropbayes.estimators.frames import FrameColumns, as_array, check_names, is_mixed_frame
 from dropbayes.estimators.missing import MissingValues
 from dropbayes.estimators.parameters import FOLDS, MANY_ROWS, Parameters
 from dropbayes.estimators.process import Offset
 from dropbayes.estimators.rows import canonical_rows, row_groups, time_groups
-from dropbayes.population import (
-    EnsembleChoice,
-    Population,
-    Task,
-    choose_ensemble,
-    fit_precision,
-    select,
-    train_in_jobs,
-)
+from dropbayes.population import EnsembleChoice, Population, Task, choose_ensemble, fit_precision, select, train_in_jobs
 from dropbayes.runtime.devices import cpu_threads
 from dropbayes.runtime.progress import ProgressBar
 
@@ -322,6 +314,7 @@ class DropoutEstimator(Parameters, Ensemble):
         if self.missing not in ("auto", "error", "learn"):
             raise ValueError(f"`missing` must be 'auto', 'error' or 'learn'; got {self.missing!r}.")
         checks |= {"dtype": np.float64, "ensure_all_finite": True if self.missing == "error" else "allow-nan"}
+        check_names(X)
         if reset:
             self.frame_columns_ = FrameColumns.of(X) if is_mixed_frame(X) else None
         try:

@@ -58,9 +58,13 @@ class Parameters(BaseEstimator):
             raise ValueError(f"`learning_rate` must be 'auto' or a positive number; got {rate!r}.")
         for name in ("drop_prob", "weight_decay"):
             value = getattr(self, name)
-            if isinstance(value, str) and value != "search":
+            tried = value if isinstance(value, list) else [value]
+            by_layer = [one if isinstance(one, tuple) and name == "drop_prob" else (one,) for one in tried]
+            numeric = tried and all(isinstance(p, numbers.Real) for one in by_layer for p in one)
+            if not numeric and not (isinstance(value, str) and value == "search"):
                 raise ValueError(f"`{name}` must be 'search', a number, or a list of numbers to try; got {value!r}.")
-        if not isinstance(self.hidden, (tuple, list, np.ndarray)) and self.hidden != "auto":
+        listed = isinstance(self.hidden, (tuple, list, np.ndarray))
+        if not (all(isinstance(n, numbers.Integral) for n in self.hidden) if listed else self.hidden == "auto"):
             raise ValueError(f"`hidden` must be 'auto' or a tuple of widths such as (50, 50); got {self.hidden!r}.")
 
     def _hidden_widths(self, n_rows: int) -> tuple[int, ...]:

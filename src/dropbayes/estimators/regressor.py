@@ -265,6 +265,10 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
     def _training_data(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> tuple[Any, Any, Any]:
         x, y = self._arrays(X, y, reset=reset, multi_output=True, y_numeric=True)
         x = self._encode(x, reset=reset)
+        if y.dtype.kind in "mM":
+            raise ValueError(
+                f"`y` must hold numbers; got {y.dtype}. Pass the days: (y - y.min()) / np.timedelta64(1, 'D')."
+            )
         y = np.asarray(y, dtype=np.float64)
         if not reset and (y.ndim == 1) != self.one_column_:
             raise ValueError(f"`y` must be {'[row]' if self.one_column_ else '[row, output]'}, as in the first fit.")

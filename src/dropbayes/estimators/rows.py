@@ -48,7 +48,10 @@ def canonical_rows(x: Any, y: Any, weight: Any, groups: Any) -> tuple[Any, Any, 
         groups = np.asarray(groups)
         if groups.shape != (len(x),):
             raise ValueError(f"`groups` must name one group for each of the {len(x)} rows; got {groups.shape}.")
-        groups = np.unique(groups, return_inverse=True)[1].reshape(-1)
+        try:
+            groups = np.unique(groups, return_inverse=True)[1].reshape(-1)
+        except TypeError:  # names of several kinds, None among them, have no order
+            groups = np.unique([repr(group) for group in groups], return_inverse=True)[1].reshape(-1)
         if groups.max() == 0:
             raise ValueError("`groups` must name at least 2 groups, to learn from one and hold out another; got 1.")
     rows = np.arange(len(x))

@@ -136,11 +136,7 @@ def train_in_jobs(
 
 
 def _check(
-    tasks: Sequence[Task],
-    members: Sequence[Member],
-    hidden: Sequence[int],
-    activation: str,
-    start: Population | None,
+    tasks: Sequence[Task], members: Sequence[Member], hidden: Sequence[int], activation: str, start: Population | None
 ) -> None:
     if not members or not tasks:
         raise ValueError(f"`members` and `tasks` must not be empty; got {len(members)} and {len(tasks)}.")

@@ -322,8 +322,7 @@ def checked_targets(y: Array, output: Tensor, likelihood: Likelihood | None) -> 
     """
     targets = outcomes(y).to(output.device)
     if targets.shape[:1] != output.shape[:1]:
-        shape = tuple(targets.shape)
-        raise ValueError(f"`y` must have one outcome for each of the {len(output)} rows; got shape {shape}.")
+        raise ValueError(f"`y` must have one outcome for each of the {len(output)} rows; got {tuple(targets.shape)}.")
     if likelihood is not None:
         likelihood = likelihood.for_output(output.dim())
     elif not targets.is_floating_point() and output.numel() > targets.numel():

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dropbayes.layers.family import safe_sqrt
-from dropbayes.runtime.validation import float_tensor
+from dropbayes.runtime.validation import finite_tensor
 
 
 def checked_inputs(x: Tensor, name: str) -> Tensor:
@@ -25,9 +25,7 @@ def checked_inputs(x: Tensor, name: str) -> Tensor:
             f"`{name}` must be [row, input] with at least one of each; got shape {tuple(x.shape)}. "
             "A single input column is x[:, None]."
         )
-    if not torch.isfinite(x).all():
-        raise ValueError(f"`{name}` must be finite; got {int((~torch.isfinite(x)).sum())} NaN or infinite entries.")
-    return float_tensor(x)
+    return finite_tensor(name, x)
 
 
 def hypotenuse(a: Tensor, b: Tensor) -> Tensor:

@@ -157,7 +157,7 @@ def matching_tensors(arrays: Mapping[str, Array], *, draws: str | None = None, i
 
 
 def outcomes(y: Any) -> Tensor:
-    """Outcomes as a tensor of finite numbers; truth values and whole numbers, which torch has of many kinds, as int64."""
+    """Outcomes as a tensor of finite numbers; truth values and whole numbers of any width as int64."""
     tensor = to_tensor(y, name="y")
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return tensor.long()

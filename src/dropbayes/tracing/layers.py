@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import PyTree
 
-from dropbayes.tracing.operations import SCALARS, Arguments, Operation, is_batched
+from dropbayes.tracing.operations import SCALARS, Operation, is_batched
 from dropbayes.tracing.recurrence import recurrence
 from dropbayes.tracing.sources import Handlers, RandomMode, UnsupportedStrategy, handles, run_intercepted
 
@@ -64,7 +64,7 @@ def _recurrent(mode: RandomMode, func: Operation, *args: Any) -> PyTree:
     at = 6 if packed else 5
     drop_prob, training = args[at : at + 2]
     if drop_prob == 0 or mode.source.is_off(training):
-        if _is_mapped(args):
+        if any(isinstance(a, Tensor) and is_batched(a) for a in args[:2]):  # mapped over: torch's own has no rule
             return recurrence(func, args, lambda output, _: output)
         return func(*args[:at], 0.0, torch.is_grad_enabled(), *args[at + 2 :])  # cuDNN's derivatives need training
 
@@ -77,11 +77,6 @@ def _recurrent(mode: RandomMode, func: Operation, *args: Any) -> PyTree:
         return torch._VF._pack_padded_sequence(dropped, lengths, False)[0]
 
     return recurrence(func, args, between)
-
-
-def _is_mapped(args: Arguments) -> bool:
-    """Whether a recurrent layer is mapped over, for which torch's own has no rule."""
-    return any(isinstance(a, Tensor) and is_batched(a) for a in args[:2])
 
 
 @handles(HANDLERS, F.linear)

@@ -88,12 +88,8 @@ def _rand(mode: RandomMode, func: Operation, *args: Any, **kwargs: Any) -> Tenso
     if like.is_complex():
         parts = mode.source.uniform("rand", None, (*like.shape, 2), like.device)
         return torch.view_as_complex(parts).to(like.dtype, copy=True)
-    return _below_one(_uniforms(mode, "rand", like), like.dtype)
-
-
-def _below_one(uniform: Tensor, dtype: torch.dtype) -> Tensor:
-    """The uniforms in `dtype`, below 1 as torch's are."""
-    return uniform.to(dtype).clamp(max=1 - torch.finfo(dtype).eps / 2)
+    below_one = 1 - torch.finfo(like.dtype).eps / 2  # as torch's are
+    return _uniforms(mode, "rand", like).to(like.dtype).clamp(max=below_one)
 
 
 @_keyed(torch.randn, torch.randn_like)

@@ -279,7 +279,8 @@ class View:
         if isinstance(value, (np.ndarray, bytearray, array.array)):
             return self._remember(value, copy.copy(value))
         if isinstance(value, (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)):
-            self.generators.append(made := _copied_generator(value))
+            made = value.clone_state() if isinstance(value, torch.Generator) else copy.deepcopy(value)
+            self.generators.append(made)
             return self._remember(value, made)
         if isinstance(value, weakref.ref):
             target = value()
@@ -358,10 +359,6 @@ def _switches(module: nn.Module) -> bool:
     if kind.train is not nn.Module.train or kind.eval is not nn.Module.eval:
         return not kind.__module__.startswith("torch.nn.")
     return "train" in state or "eval" in state
-
-
-def _copied_generator(generator: Any) -> Any:
-    return generator.clone_state() if isinstance(generator, torch.Generator) else copy.deepcopy(generator)
 
 
 def _refers(content: Any) -> bool:

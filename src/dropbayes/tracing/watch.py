@@ -98,7 +98,7 @@ class Watch(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded in tags and _draws(func, args, kwargs) and not self._is_fixed(kwargs):
             func = _with_generator(func)
             if any(argument.name == "generator" for argument in func._schema.arguments):
-                device = _device(args)
+                device = next((tensor.device for tensor in _tensors(args)), torch.device("cpu"))
                 self.draws_by_generator |= device.type == "cpu"
                 kwargs = {**kwargs, "generator": torch.Generator(device)}  # torch's own, which is the user's, stays
             if kwargs.get("generator") is None or kwargs["generator"].device.type != "cpu":  # which alone is keyed
@@ -148,10 +148,6 @@ class Watch(TorchDispatchMode):
 def _marks(given: set[int], keys: dict[int, StorageWeakRef]) -> bool:
     """Whether memory that was marked is among `given`: not another tensor's, at the address of one that is gone."""
     return any(key in keys and not keys[key].expired() for key in given)
-
-
-def _device(args: Arguments) -> torch.device:
-    return next((tensor.device for tensor in _tensors(args)), torch.device("cpu"))
 
 
 def _with_generator(func: OpOverload) -> OpOverload:

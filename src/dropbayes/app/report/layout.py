@@ -30,11 +30,6 @@ class Column:
     share: bool = False
 
 
-def text_and_numbers(label: str, *labels: str) -> list[Column]:
-    """A column of texts, and columns of numbers."""
-    return [Column(label, number=False), *map(Column, labels)]
-
-
 def csv_address(heads: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
     """A CSV file as a `data:` address: a link to it downloads without a request.
 
@@ -68,7 +63,7 @@ environment = jinja2.Environment(
 environment.filters.update(unbroken=_unbroken, number=number, percent=percent, commas="{:,}".format, shell=shlex.quote)
 environment.tests["command"] = re.compile(r"(dropbayes|python) [a-z-]").match
 environment.globals.update(
-    columns=text_and_numbers,
+    columns=lambda label, *labels: [Column(label, number=False), *map(Column, labels)],  # of texts, and of numbers
     share=functools.partial(Column, share=True),
     csv_address=csv_address,
     scores_csv=scores_csv,

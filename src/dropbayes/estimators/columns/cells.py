@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dropbayes.estimators.columns.dates import days_of
 from dropbayes.estimators.columns.notation import NUMBER, PLAIN, Notation
 from dropbayes.runtime.arrays import Numbers
 from dropbayes.runtime.validation import quote
@@ -36,12 +37,14 @@ def is_numeric(values: pa.Array) -> bool:
 
 
 def plain(values: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """The column as one array, dictionaries decoded, decimals as numbers and a column of nulls as texts."""
+    """The column as one array: dictionaries decoded, decimals as numbers, durations in days, nulls alone as texts."""
     values = pa.chunked_array(values if hasattr(values, "chunks") else [values]).combine_chunks()
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
     if pa.types.is_null(values.type) or is_text(values):
         return values.cast(pa.string())
+    if pa.types.is_duration(values.type) or pa.types.is_time(values.type):
+        return pa.array(days_of(values, ""))  # a time of day is the duration since midnight
     return values.cast(pa.float64()) if pa.types.is_decimal(values.type) else values
 
 

@@ -64,10 +64,8 @@ def column_of(
     if name.startswith(UNNAMED) or re.fullmatch(r"__index_level_\d+__", name):
         return LeftOut("an index without a name")
     values = cells.plain(values)
-    t, cell = pa.types, values.type
-    is_date_type = t.is_temporal(cell) and not (t.is_time(cell) or t.is_duration(cell))
-    if not (cells.is_text(values) or cells.is_numeric(values) or is_date_type):
-        return LeftOut(f"values of type {cell}, which no model reads")
+    if not (cells.is_text(values) or cells.is_numeric(values) or pa.types.is_temporal(values.type)):
+        return LeftOut(f"values of type {values.type}, which no model reads")
     kind = "category" if categorical else kind_of(values, at=at, missing=missing, decimal=decimal)
     if isinstance(kind, Problem):
         return kind
