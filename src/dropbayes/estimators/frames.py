@@ -160,5 +160,5 @@ def _location(row: int) -> str:
 def as_array(values: Any) -> Any:
     """A torch tensor as a numpy array, masked numbers as NaN; other values as they are, for scikit-learn."""
     if isinstance(values, np.ma.MaskedArray) and values.dtype.kind in "biuf":
-        return values.astype(np.float64).filled(np.nan)
+        return np.ma.filled(values.astype(np.float64), np.nan)
     return values.detach().cpu().numpy() if isinstance(values, Tensor) else values
