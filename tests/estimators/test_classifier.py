@@ -105,3 +105,9 @@ def test_the_temperature_is_that_of_the_heavy_rows():
 def test_missing_labels_are_refused():
     with pytest.raises(ValueError, match="y contains None"):
         DropoutClassifier(effort="quick").fit(np.zeros((4, 1)), np.array(["a", None, "b", "a"], dtype=object))
+
+
+def test_labels_of_several_kinds_are_refused():
+    x = np.arange(20.0)[:, None]
+    with pytest.raises(ValueError, match="labels of one kind; got texts and others"):
+        DropoutClassifier().fit(x, np.array(["a", 1] * 10, dtype=object))

@@ -105,6 +105,8 @@ class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
         labels = column_or_1d(y, warn=True)
         if any(label is None for label in labels):
             raise ValueError("Input y contains None. Leave out the rows without a label.")
+        if len({isinstance(label, str) for label in labels}) > 1:
+            raise ValueError("`y` must hold labels of one kind; got texts and others. Make all of them texts with str.")
         check_classification_targets(y)
         weight = row_weights(sample_weight, x)
         if self.class_weight is not None:
