@@ -177,6 +177,17 @@ def test_random_operations_that_take_no_generator_are_refused_by_name():
     assert torch.equal(state, torch.get_rng_state())
 
 
+def test_numbers_drawn_until_they_meet_a_condition_are_refused_with_the_remedy():
+    def rejected(m, h):
+        scale = torch.rand(1)
+        while scale > 0.9:
+            scale = torch.rand(1)
+        return h * scale
+
+    with pytest.raises(NotImplementedError, match=r"rejection sampling. Transform the numbers of a single draw"):
+        db.predict(Net(rejected), rows())
+
+
 @pytest.mark.parametrize(
     "noise", [lambda h: h * np.random.rand(), lambda h: torch.poisson(h.abs())], ids=["NumPy", "poisson"]
 )

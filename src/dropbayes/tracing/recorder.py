@@ -103,6 +103,11 @@ class Recorder(Ones):
         else:
             self._drawn = len(self.sites) if kind in ("rand", "randn", "randperm", "bernoulli") else None
             self.sites.append(Site(len(self.sites), path, kind, drop_prob, shape, name=self.names.next(kind)))
+        if len(self.sites) > 500 and self.watch is not None and any(drawn for drawn, _, _ in self.watch.reads):
+            raise NotImplementedError(  # since numbers that stand for no noise may never meet the condition
+                "`net` draws more than 500 times in a pass and reads what it drew: it may draw until that meets a "
+                "condition, as in rejection sampling. Transform the numbers of a single draw instead."
+            )
         return neutral_uniform(kind, shape, device) if out else super().uniform(kind, drop_prob, shape, device)
 
     def bernoulli(self, probability: Tensor, drop_prob: float | None) -> Tensor:
