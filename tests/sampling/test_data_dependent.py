@@ -46,6 +46,21 @@ def read_by_numpy(self, x):
     return y if np.argmax(y.detach().numpy()) == 1 else 5 * self.big(x)
 
 
+def read_by_dlpack(self, x):
+    y = self.o(self.d(torch.relu(self.a(x))))
+    return y if np.argmax(np.from_dlpack(y.detach())) == 1 else 5 * self.big(x)
+
+
+def counted_by_a_length(self, x):
+    h = self.d(torch.relu(self.a(x)))
+    return self.o(h) if len(torch.nonzero(h[0])) > 3 else 5 + self.o(h)
+
+
+def empty_when_nothing_is_dropped(self, x):
+    h = self.d(torch.relu(self.a(x)) + 0.1)
+    return self.o(h) / (1 + (h[0] == 0).nonzero().shape[0])
+
+
 def clipped(self, x):
     h = self.d(torch.relu(self.a(x)))
     if h.max() > 1.5:
@@ -76,11 +91,14 @@ def returned_by_an_index(self, x):
     return [y, 5 * self.big(x), y - 2][int(y.argmax())]
 
 
-BRANCHES = [confident, low_entropy, read_as_a_list, read_by_numpy, clipped, repeated_until_small, scaled_by_its_sign,
-            asserted, returned_by_an_index]  # fmt: skip
+BRANCHES = [confident, low_entropy, read_as_a_list, read_by_numpy, read_by_dlpack, counted_by_a_length,
+            empty_when_nothing_is_dropped, clipped, repeated_until_small, scaled_by_its_sign, asserted,
+            returned_by_an_index]  # fmt: skip
 
 
-@pytest.mark.parametrize("forward", slow_except(BRANCHES, confident, read_by_numpy, repeated_until_small, asserted))
+@pytest.mark.parametrize(
+    "forward", slow_except(BRANCHES, confident, read_by_numpy, counted_by_a_length, repeated_until_small, asserted)
+)
 @pytest.mark.parametrize("analytic", [True, False])
 def test_a_pass_that_reads_its_own_dropped_values_has_the_law_of_the_loop(forward, analytic):
     net, x = made(lambda: (network(forward, **layers()), one_row()))
@@ -154,7 +172,12 @@ def outliers_of_the_batch(self, x):
     return torch.tanh(self.o(self.d(torch.relu(self.a(x)))))
 
 
-DEPENDENT = [branch_on_the_mean, largest_of_the_batch, outliers_of_the_batch]
+def outliers_counted_by_a_length(self, x):
+    y = torch.tanh(self.o(self.d(torch.relu(self.a(x)))))
+    return y if len((x.abs() > 4).nonzero()) == 0 else 5 - y
+
+
+DEPENDENT = [branch_on_the_mean, largest_of_the_batch, outliers_of_the_batch, outliers_counted_by_a_length]
 
 
 def dependent(forward):

@@ -56,9 +56,7 @@ def names_generators(net: nn.Module) -> frozenset[str]:
         if isinstance(function, functools.partial):
             pending.append(function.func)
         code = getattr(function, "__code__", None)
-        if code is None:
-            continue
-        if code in seen:
+        if code is None or code in seen:
             continue
         seen.add(code)
         names = _names_in(code)

@@ -55,5 +55,9 @@ SCALARS: Operations = frozenset({
 is_batched: Callable[[Tensor], bool] = torch._C._functorch.is_batchedtensor
 """Whether a tensor is mapped over."""
 
-READS: Operations = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__})
-"""Operations that give Python all values of a tensor without a call that the dispatcher sees."""
+READS: dict[Operation, bool] = {
+    **dict.fromkeys((Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__), True),
+    **dict.fromkeys((Tensor.size, Tensor.numel, Tensor.__len__, Tensor.__iter__), False),
+    Tensor.shape.__get__: False,  # type: ignore[attr-defined]
+}
+"""Operations that give Python all values of a tensor, or else its lengths, without a call to the dispatcher."""

@@ -157,7 +157,7 @@ class Recorder(Ones):
         if func in LESS or func in MORE:
             self._note_comparison(args, result)
         if func in READS and self.watch is not None:
-            self.watch.note_read(args[0], number=True)
+            self.watch.note_read(args[0], number=True) if READS[func] else self.watch.note_length(args[0])
         if func in RECURRENT or func in CELLS:
             self._use_recurrent(args)
         elif func is F.multi_head_attention_forward:

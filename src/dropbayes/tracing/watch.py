@@ -48,6 +48,8 @@ class Watch(TorchDispatchMode):
         self._rows = _memory(rows)
         self._shared = {key: name for name, tensor in (shared or {}).items() if (key := storage(tensor))}
         self._rowed, self._drawn = dict(self._rows), dict[int, StorageWeakRef]()
+        self._sized = dict[int, StorageWeakRef]()  # tensors whose length depends on values
+        self._empty: set[Read] = set()  # and what an empty one, which has no memory, depends on
         self._after_site = False
         self._seed = 0  # of torch's generator when the pass began
         # Views of parameters, buffers and inputs take no memory.
@@ -66,9 +68,6 @@ class Watch(TorchDispatchMode):
     def is_seeded(self) -> bool:
         """Whether torch's generator was seeded since the pass began: its numbers are the same in every pass."""
         return torch.default_generator.initial_seed() != self._seed
-
-    def _is_fixed(self, kwargs: NamedArguments) -> bool:
-        return kwargs.get("generator") is not None or self.is_seeded()
 
     def mark_drawn(self, tensors: Iterable[Tensor]) -> None:
         """Notes the results of a site."""
@@ -89,13 +88,20 @@ class Watch(TorchDispatchMode):
                 flat = tensor.detach().cpu().clone(memory_format=torch.contiguous_format).view(-1)
                 self.numbers.append(flat.view(torch.uint8).numpy().tobytes())
 
+    def note_length(self, tensor: Tensor) -> None:
+        """Notes that Python read the lengths of a tensor, which are values where they depend on some."""
+        if _marks({storage(tensor)}, self._sized):
+            self.note_read(tensor, number=False)
+        self.reads |= set() if tensor.numel() else self._empty
+
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: Arguments = (), kwargs: NamedArguments | None = None
     ) -> PyTree:
         kwargs = kwargs or {}
         given = {key for tensor in _tensors((*args, *kwargs.values())) if (key := storage(tensor))}
         tags = func.tags
-        if torch.Tag.nondeterministic_seeded in tags and _draws(func, args, kwargs) and not self._is_fixed(kwargs):
+        is_random = torch.Tag.nondeterministic_seeded in tags and _draws(func, args, kwargs)
+        if is_random and kwargs.get("generator") is None and not self.is_seeded():
             func = _with_generator(func)
             if any(argument.name == "generator" for argument in func._schema.arguments):
                 device = next((tensor.device for tensor in _tensors(args)), torch.device("cpu"))
@@ -107,7 +113,9 @@ class Watch(TorchDispatchMode):
         if torch.Tag.data_dependent_output in tags and args:
             is_number = func.overloadpacket.__name__ != "equal" and args[0].dtype != torch.bool
             self.note_read(args[0], number=is_number)
-        self.has_dynamic_shapes |= (drawn or rowed) and torch.Tag.dynamic_output_shape in tags and _selects(func, args)
+        is_sized = (drawn or rowed) and torch.Tag.dynamic_output_shape in tags and _selects(func, args)
+        self.has_dynamic_shapes |= is_sized
+        is_sized |= bool(args) and isinstance(args[0], Tensor) and _marks({storage(args[0])}, self._sized)
         self.selects_parts |= self.has_dynamic_shapes and _takes_first(func, args)
         written = _written(func, args, kwargs) if func._schema.is_mutable else set[int]()
         for key in written & self._shared.keys():
@@ -115,16 +123,17 @@ class Watch(TorchDispatchMode):
         self.writes_input |= bool(written & self._rows.keys())
         result = func(*args, **kwargs)
         for tensor in _tensors(result if isinstance(result, (tuple, list)) else (result,)):
-            self._hold(tensor, given, drawn, rowed)
+            self._hold(tensor, given, (drawn, rowed, is_sized and tensor.dim() > 0))
         if func is torch.ops.aten._pack_padded_sequence.default and not _marks({storage(args[1])}, self._drawn):
             self.unmark(result[1])  # the number of sequences at each step depends on their lengths alone
         return result
 
-    def _hold(self, tensor: Tensor, given: set[int], drawn: bool, rowed: bool) -> None:
+    def _hold(self, tensor: Tensor, given: set[int], marks: tuple[bool, bool, bool]) -> None:
         key = storage(tensor)
         if not key:
+            self._empty |= {(marks[0], marks[1], False)} if marks[2] else set()
             return
-        for depends, keys in ((drawn, self._drawn), (rowed, self._rowed)):
+        for depends, keys in zip(marks, (self._drawn, self._rowed, self._sized), strict=True):
             if depends:
                 keys[key] = StorageWeakRef(tensor.untyped_storage())
             elif key not in given:  # new memory, perhaps at the address of a tensor that is gone
