@@ -347,3 +347,22 @@ def test_a_deletion_that_the_user_counts_happens_once():
     db.predict(net, rows(3)), db.draws(network(lambda s, x: s.n(x), n=net).eval(), rows(3), n_draws=5)
     gc.collect()
     assert not deleted
+
+
+def test_a_weight_that_a_pass_registers_anew_stays_the_networks_own():
+    def forward(self, x):
+        self.l.weight_hh_l0 = F.dropout(self.raw, 0.4, self.training)  # in evaluation mode, the parameter itself
+        return self.o(self.l(x)[0][:, -1])
+
+    def make():
+        lstm = nn.LSTM(4, 6, batch_first=True)
+        raw = nn.Parameter(lstm._parameters.pop("weight_hh_l0").detach().clone())
+        lstm.weight_hh_l0 = raw.detach()
+        return network(forward, l=lstm, raw=raw, o=nn.Linear(6, 2)), torch.randn(3, 4, 4)
+
+    net, x = made(make)
+    before = net.l.weight_hh_l0
+    db.draws(net, x, n_draws=3)
+    assert net.l.weight_hh_l0 is before
+    assert net.l._flat_weights[0] is net.l.weight_ih_l0
+    assert net.l._flat_weight_refs[0]() is net.l.weight_ih_l0

@@ -149,14 +149,13 @@ class View:
             group, _, name = key.partition("/")
             if name and group == "_buffers" and name in module._buffers and name in clone._buffers:
                 self._assign(module._buffers, name, clone._buffers[name])
-            elif not name and not _holds_modules(clone.__dict__.get(group)):
-                self._assign(module.__dict__, group, clone.__dict__.get(group))
+            elif not name and group in clone.__dict__ and not _holds_modules(clone.__dict__[group]):
+                self._assign(module.__dict__, group, clone.__dict__[group])
 
     def _assign(self, attributes: dict[str, Any], key: str, value: Any) -> None:
         """Writes into what the pass has written into, and replaces what it has replaced."""
         before = attributes.get(key)
-        replaced = before is None or self._copies.get(id(before)) is not value
-        if replaced:
+        if before is None or operator.is_not(self._copies.get(id(before)), value):
             attributes[key] = _detach(value)
         elif isinstance(before, Tensor):
             if storage(before) not in self._parameter_memory:
@@ -279,9 +278,8 @@ class View:
         if isinstance(value, (np.ndarray, bytearray, array.array)):
             return self._remember(value, copy.copy(value))
         if isinstance(value, (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)):
-            made = value.clone_state() if isinstance(value, torch.Generator) else copy.deepcopy(value)
-            self.generators.append(made)
-            return self._remember(value, made)
+            self.generators.append(value.clone_state() if isinstance(value, torch.Generator) else copy.deepcopy(value))
+            return self._remember(value, self.generators[-1])
         if isinstance(value, weakref.ref):
             target = value()
             return weakref.ref(self._clones[id(target)]) if id(target) in self._clones else value
@@ -367,8 +365,10 @@ def _refers(content: Any) -> bool:
 
 
 def _holds_modules(value: Any) -> bool:
+    """Whether a value holds modules, or weights, that are the view's own."""
     items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple, set)) else [value]
-    return any(isinstance(item, (nn.Module, types.MethodType, functools.partial)) for item in items)
+    kinds = (nn.Module, nn.Parameter, weakref.ref, types.MethodType, functools.partial)
+    return any(isinstance(item, kinds) for item in items)
 
 
 def _detach(value: Any) -> Any:
