@@ -6,6 +6,7 @@ tensors depend on the rows of the input and which on a site, so that a branch on
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
@@ -49,7 +50,7 @@ class Watch(TorchDispatchMode):
         self._shared = {key: name for name, tensor in (shared or {}).items() if (key := storage(tensor))}
         self._rowed, self._drawn = dict(self._rows), dict[int, StorageWeakRef]()
         self._sized = dict[int, StorageWeakRef]()  # tensors whose length depends on values
-        self._empty: set[Read] = set()  # and what an empty one, which has no memory, depends on
+        self._empty = False, False  # whether an empty one, which has no memory, depends on a site, on the rows
         self._after_site = False
         self._seed = 0  # of torch's generator when the pass began
         # Views of parameters, buffers and inputs take no memory.
@@ -89,10 +90,13 @@ class Watch(TorchDispatchMode):
                 self.numbers.append(flat.view(torch.uint8).numpy().tobytes())
 
     def note_length(self, tensor: Tensor) -> None:
-        """Notes that Python read the lengths of a tensor, which are values where they depend on some."""
-        if _marks({storage(tensor)}, self._sized):
-            self.note_read(tensor, number=False)
-        self.reads |= set() if tensor.numel() else self._empty
+        """Notes that Python read the lengths of a tensor, which are values where they depend on some.
+
+        Of rows that are sent to experts, only whether there are any is asked: draws run apart, rows need not.
+        """
+        key, kinds = {storage(tensor)}, ((True, False, False), (False, True, False))
+        depends = [_marks(key, self._sized) and _marks(key, marks) for marks in (self._drawn, self._rowed)]
+        self.reads |= set(itertools.compress(kinds, depends if tensor.numel() else self._empty))
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: Arguments = (), kwargs: NamedArguments | None = None
@@ -131,7 +135,7 @@ class Watch(TorchDispatchMode):
     def _hold(self, tensor: Tensor, given: set[int], marks: tuple[bool, bool, bool]) -> None:
         key = storage(tensor)
         if not key:
-            self._empty |= {(marks[0], marks[1], False)} if marks[2] else set()
+            self._empty = marks[:2] if marks[2] else self._empty
             return
         for depends, keys in zip(marks, (self._drawn, self._rowed, self._sized), strict=True):
             if depends:
