@@ -1,6 +1,7 @@
 """The draws of a network as tensors, and one draw as a function."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -105,3 +106,9 @@ def test_an_input_on_another_device_is_explained_beside_the_message_of_torch():
     with pytest.raises(RuntimeError) as raised:
         db.draws(net, torch.randn(4, 3), n_draws=2)
     assert raised.value.__notes__ == ["`x` is on cpu and the network on meta: pass x.to('meta')."]
+
+
+def test_a_draw_is_pickled_with_its_network():
+    net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 2))
+    draw, x = db.function_draw(net, 3, n_draws=10, seed=1), torch.ones(2, 3)
+    assert torch.equal(pickle.loads(pickle.dumps(draw))(x), draw(x))

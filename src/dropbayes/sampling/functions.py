@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -13,6 +14,7 @@ from torch.utils._pytree import PyTree
 
 from dropbayes.sampling.inputs import Inputs, as_inputs, cloned_leaves, is_cache, split
 from dropbayes.sampling.inspection import Inspection, forget, inspect
+from dropbayes.sampling.masks import Keys
 from dropbayes.sampling.perceptron import as_perceptron
 from dropbayes.sampling.plan import MASKS, make_plan, mask_spec, move_row_axis
 from dropbayes.sampling.profile import Profile
@@ -62,8 +64,7 @@ def is_stochastic(net: nn.Module, x: PyTree) -> bool:
     """Whether two draws of `net` on `x` can differ: whether it has dropout that is switched on."""
     inputs, plain = as_inputs(x), checked_network(net)
     direct = as_perceptron(plain, inputs.leaves[0]) if inputs.is_matrix else None
-    profile = inspect(plain, inputs).profile if direct is None else direct.profile
-    return profile.n_random > 0
+    return (inspect(plain, inputs) if direct is None else direct).profile.n_random > 0
 
 
 def keep_state(net: nn.Module, inputs: Inputs, profile: Profile) -> None:
@@ -134,30 +135,32 @@ def function_draw(
         raise ValueError(f"`index` must be one of the {n_draws} draws, 0 to {n_draws - 1}; got {index}.")
     if masks not in MASKS:
         raise ValueError(f"`masks` must be one of {', '.join(map(repr, MASKS))}; got {masks!r}.")
-    plain, by_position = checked_network(net), sampling.positions is not None
     draw = range(operator.index(index), operator.index(index) + 1)
+    return functools.partial(called_draw, checked_network(net), keys, masks, sampling, draw)
 
-    def function(*args: Any, **kwargs: Any) -> PyTree:
-        x = kwargs if kwargs and not args else args[0] if len(args) == 1 and not kwargs else args
-        if args and kwargs:
-            raise TypeError("a draw takes positional or named arguments, not both. Name all of them.")
-        inputs = as_inputs(x, row_axis=sampling.row_axis)
-        seen = replace(inputs, leaves=tuple(map(_outside_transforms, inputs.leaves)))
-        inspection = inspect(plain, seen, sampling.ignored, positions=by_position, any_length=by_position)
-        inspection.profile.check_random()
-        spec = mask_spec(inspection, inputs, keys=keys, masks=masks, sampling=sampling)
-        try:
-            return _one_draw(inspection, inputs, seen, spec, draw)
-        except (NetworkChanged, UnsupportedStrategy) as changed:
-            forget(plain)
-            if any(map(is_cache, inputs.leaves)):  # already written into
-                raise ValueError(
-                    f"`net` met other sites than when it was inspected ({changed}). Call it again with a new cache."
-                ) from None
-            profile = replace(spec.profile, by_name=True)
-            return _by_strategy(inspection, inputs, replace(spec, profile=profile), draw, ONE_BY_ONE)
 
-    return function
+def called_draw(
+    net: nn.Module, keys: Keys, masks: str, sampling: Sampling, draw: range, /, *args: Any, **kwargs: Any
+) -> PyTree:
+    """The output of one draw, at module level so that a draw can be pickled with its network."""
+    x = kwargs if kwargs and not args else args[0] if len(args) == 1 and not kwargs else args
+    if args and kwargs:
+        raise TypeError("a draw takes positional or named arguments, not both. Name all of them.")
+    inputs, by_position = as_inputs(x, row_axis=sampling.row_axis), sampling.positions is not None
+    seen = replace(inputs, leaves=tuple(map(_outside_transforms, inputs.leaves)))
+    inspection = inspect(net, seen, sampling.ignored, positions=by_position, any_length=by_position)
+    inspection.profile.check_random()
+    spec = mask_spec(inspection, inputs, keys=keys, masks=masks, sampling=sampling)
+    try:
+        return _one_draw(inspection, inputs, seen, spec, draw)
+    except (NetworkChanged, UnsupportedStrategy) as changed:
+        forget(net)
+        if any(map(is_cache, inputs.leaves)):  # already written into
+            raise ValueError(
+                f"`net` met other sites than when it was inspected ({changed}). Call it again with a new cache."
+            ) from None
+        spec = replace(spec, profile=replace(spec.profile, by_name=True))
+        return _by_strategy(inspection, inputs, spec, draw, ONE_BY_ONE)
 
 
 def _one_draw(inspection: Inspection, inputs: Inputs, seen: Inputs, spec: MaskSpec, draw: range) -> PyTree:
@@ -180,9 +183,8 @@ def _one_draw(inspection: Inspection, inputs: Inputs, seen: Inputs, spec: MaskSp
 def _by_strategy(inspection: Inspection, inputs: Inputs, spec: MaskSpec, draw: range, strategy: Strategy) -> PyTree:
     """One draw of all rows, each alone or mapped over."""
     work = Work(inspection.network, inputs, cloned_leaves(inputs.leaves), draw, range(inputs.n_rows))
-    outputs = [out[0] for out in evaluate(strategy, spec, work)]
-    pairs = zip(outputs, spec.profile.outputs, strict=True)
-    return spec.profile.structure.build([move_row_axis(out, layout, 0) for out, layout in pairs])
+    pairs = zip(evaluate(strategy, spec, work), spec.profile.outputs, strict=True)
+    return spec.profile.structure.build([move_row_axis(out[0], layout, 0) for out, layout in pairs])
 
 
 def _outside_transforms(leaf: PyTree) -> PyTree:

@@ -90,10 +90,8 @@ class Watch(TorchDispatchMode):
                 self.numbers.append(flat.view(torch.uint8).numpy().tobytes())
 
     def note_length(self, tensor: Tensor) -> None:
-        """Notes that Python read the lengths of a tensor, which are values where they depend on some.
-
-        Of rows that are sent to experts, only whether there are any is asked: draws run apart, rows need not.
-        """
+        """Notes that Python read the lengths of a tensor, which are values where they depend on some."""
+        # Of rows that are sent to experts, only whether there are any is asked: draws run apart, rows need not.
         key, kinds = {storage(tensor)}, ((True, False, False), (False, True, False))
         depends = [_marks(key, self._sized) and _marks(key, marks) for marks in (self._drawn, self._rowed)]
         self.reads |= set(itertools.compress(kinds, depends if tensor.numel() else self._empty))
