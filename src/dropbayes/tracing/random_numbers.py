@@ -13,7 +13,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils._pytree import PyTree
 
 from dropbayes.tracing.operations import LESS, MORE, Arguments, NamedArguments, Operation, is_batched
-from dropbayes.tracing.sources import Handlers, RandomMode, handles, run_intercepted
+from dropbayes.tracing.sources import Handlers, Ones, RandomMode, handles, run_intercepted
 
 HANDLERS: Handlers = {F.gumbel_softmax: run_intercepted}
 
@@ -158,6 +158,40 @@ def _binomial(mode: RandomMode, func: Operation, count: Tensor, prob: Tensor, **
     trials = torch.arange(int(count.max()), device=prob.device)
     each = mode.source.bernoulli(prob.unsqueeze(-1).expand(*prob.shape, len(trials)), None)
     return (each * (trials < count.unsqueeze(-1))).sum(-1)
+
+
+@_keyed(torch._standard_gamma)
+def _standard_gamma(mode: RandomMode, func: Operation, input: Tensor, **_: Any) -> Tensor:
+    drawn = _above_zero(_gammas(mode, input.detach()), input.dtype)
+    if not (torch.is_grad_enabled() and input.requires_grad):
+        return drawn
+    return drawn + (input - input.detach()) * torch._standard_gamma_grad(input.detach(), drawn)
+
+
+@_keyed(torch._sample_dirichlet)
+def _sample_dirichlet(mode: RandomMode, func: Operation, input: Tensor, **_: Any) -> Tensor:
+    drawn = _gammas(mode, input)
+    return _above_zero(drawn / drawn.sum(-1, keepdim=True), input.dtype)
+
+
+def _above_zero(number: Tensor, dtype: torch.dtype) -> Tensor:
+    """The numbers in `dtype`, above 0 as torch's are."""
+    return number.to(dtype).clamp(min=torch.finfo(dtype).tiny)
+
+
+def _gammas(mode: RandomMode, shape: Tensor) -> Tensor:
+    """Standard gamma numbers: the first accepted of six proposals (Marsaglia and Tsang 2000), of which 95 % are."""
+    mode.source.chooses(None, "gamma")
+    uniform = mode.source.uniform("gamma", None, (*shape.shape, 13), shape.device)
+    if isinstance(mode.source, Ones) and not mode.source.neutral.spread:
+        return shape.double()
+    normal, level = torch.special.ndtri(uniform[..., 1:7]), uniform[..., 7:]
+    location = (shape.double() + (shape < 1) - 1 / 3).unsqueeze(-1)
+    cube = (1 + normal / (9 * location).sqrt()).clamp(min=0) ** 3
+    rejected = level.log() >= normal.square() / 2 + location * (1 - cube + cube.log())
+    first = rejected.long().cumprod(-1).sum(-1, keepdim=True).clamp(max=5)
+    drawn = (location * cube).gather(-1, first).squeeze(-1)
+    return torch.where(shape < 1, drawn * uniform[..., 0] ** (1 / shape.double()), drawn).clamp(min=1e-300)
 
 
 @handles(HANDLERS, nn.init.uniform_, nn.init.normal_)
