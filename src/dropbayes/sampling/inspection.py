@@ -313,6 +313,7 @@ def _profile(batch: Probe, alone: Probe, probes: list[Probe], n_rows: int) -> Pr
     rows_branch = any(drawn and rowed for drawn, rowed, _ in reads)
     rows_branch |= not by_name and any(site_names(probe) != site_names(alone) for probe in probes[1:])
     recorder = alone.recorder
+    n_calls = (batch.recorder.n_calls - recorder.n_calls) / max(1, n_rows - 1)  # of another row, in a loop of Python
 
     def bytes_of_a_row(attribute: str) -> int:
         """The memory that another row adds to a pass; copies of weights do not grow with the rows."""
@@ -323,7 +324,7 @@ def _profile(batch: Probe, alone: Probe, probes: list[Probe], n_rows: int) -> Pr
         sites=(),
         left_out=tuple(recorder.sites_left_out),
         prefix_cost=recorder.prefix_cost,
-        suffix_cost=recorder.suffix_cost,
+        suffix_cost=recorder.suffix_cost + 3e4 * max(0.0, n_calls),
         pass_bytes=bytes_of_a_row("peak_bytes"),
         suffix_bytes=bytes_of_a_row("peak_suffix_bytes"),
         outputs=(),

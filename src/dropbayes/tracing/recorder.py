@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -61,6 +62,7 @@ class Recorder(Ones):
         self.sites_left_out: list[Site] = []
         self.uses: list[tuple[str, float]] = []  # weights and the keep probabilities of their inputs, in order
         self.prefix_cost = self.suffix_cost = 0.0
+        self.n_calls = 0
         self.seeds_torch = False  # numbers were drawn after torch's generator was seeded within the pass
         self.generators: list[bytes] = []  # the states of the network's own generators when it drew from them
         self._left_out, self._weights, self._every = left_out, weights or {}, every_dropout
@@ -147,6 +149,7 @@ class Recorder(Ones):
     # What happens around them -----------------------------------------------------------------------------------------
 
     def after(self, func: Callable[..., Any], args: Arguments, kwargs: NamedArguments, result: Any) -> None:
+        self.n_calls += 1
         if len(self.sites) > self._told:
             is_first, self._told = self._told == 0, len(self.sites)
             self._note_sites(result)
@@ -190,7 +193,9 @@ class Recorder(Ones):
         if site.kind in _MULTIPLICATIVE:
             self._mark(result, site.index, self._kept_before * (1 - (site.drop_prob or 0.0)))
             self._last_output = result
-        elif site.kind == "rand" and result.numel() == 1:
+            return
+        self.suffix_cost += 100.0 * math.prod(site.shape)  # about what a random number takes
+        if site.kind == "rand" and result.numel() == 1:
             self._scalars[id(result)] = site.index
             self._alive.append(result)
 
