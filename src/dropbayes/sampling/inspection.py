@@ -313,7 +313,8 @@ def _profile(batch: Probe, alone: Probe, probes: list[Probe], n_rows: int) -> Pr
     rows_branch = any(drawn and rowed for drawn, rowed, _ in reads)
     rows_branch |= not by_name and any(site_names(probe) != site_names(alone) for probe in probes[1:])
     recorder = alone.recorder
-    n_calls = (batch.recorder.n_calls - recorder.n_calls) / max(1, n_rows - 1)  # of another row, in a loop of Python
+    # Calls that another row adds, in a loop of Python: without reads, by which a pass may be longer than another.
+    n_calls = 0.0 if reads else (batch.recorder.n_calls - recorder.n_calls) / max(1, n_rows - 1)
 
     def bytes_of_a_row(attribute: str) -> int:
         """The memory that another row adds to a pass; copies of weights do not grow with the rows."""
