@@ -186,13 +186,14 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         if self.one_column_ and not forward and self._n_trees:
             draws = self._with_trees(choice, draws, y, weight)
         rows = torch.randperm(len(x), generator=torch.Generator().manual_seed(self.seed_))[: effort.noise_rows]
+        many = len(choice.held_out) == 1 and len(rows) > 1000  # one part of a large table
         self.noise_, score = fit_noise(
             draws[:, rows].permute(2, 0, 1).float(),
             x[rows].float(),
             y[rows].T.float(),
             weight=weight[rows],
             gaussian=self.transform_.name != "none",
-            n_steps=effort.noise_steps,
+            n_steps=max(effort.noise_steps, 100 * many),
             seed=self.seed_,
         )
         self.held_out_score_ = float((score - y_scale.log()).sum()) + log_derivative
