@@ -245,6 +245,7 @@ call(
     conformal.conformal_distribution,
     {"mean": MEAN, "std": STD, "calibration_residuals": Y},
     any_rows="calibration_residuals",
+    scalar="std",
 )
 call(conformal.conformal_distribution(MEAN, STD, calibration_residuals=Y).distribution, {"y": Y}, "distribution")
 call(

@@ -32,8 +32,8 @@ class Effort:
         large_networks: Their number from 2,000 rows on, where a network more costs most and adds least.
         search_draws: The number of draws per network and held-out row in the choice among candidates.
         noise_draws: The number of draws per member and held-out row to which the noise model is fitted.
-        noise_steps: The number of steps of the noise model's fit, of more than 1,000 rows of a large table at least 100:
-            more of them over-fit a few hundred held-out rows.
+        noise_steps: The number of steps of the noise model's fit; more of them over-fit a few hundred held-out rows. In
+            a large table, with more than 1,000 of them, at least 100.
         noise_rows: The maximum number of held-out rows to which the noise model is fitted.
         n_trees: The number of trees of the forest of each fold beside the networks; 0 for none.
     """

@@ -149,7 +149,7 @@ def is_mixed_frame(X: Any) -> bool:
     return False
 
 
-def _package(frame: Any) -> str:
+def _package(frame: object) -> str:
     return type(frame).__module__.partition(".")[0]
 
 

@@ -156,7 +156,7 @@ def matching_tensors(arrays: Mapping[str, Array], *, draws: str | None = None, i
     return [tensor.to(device, dtype) for tensor in tensors.values()]
 
 
-def outcomes(y: Any) -> Tensor:
+def outcomes(y: object) -> Tensor:
     """Outcomes as a tensor of finite numbers; truth values and whole numbers of any width as int64."""
     tensor = to_tensor(y, name="y")
     if not (tensor.is_floating_point() or tensor.is_complex()):

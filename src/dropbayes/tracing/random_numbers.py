@@ -161,7 +161,7 @@ def _binomial(mode: RandomMode, func: Operation, count: Tensor, prob: Tensor, **
 
 
 @_keyed(torch._standard_gamma)
-def _standard_gamma(mode: RandomMode, func: Operation, input: Tensor, **_: Any) -> Tensor:
+def _standard_gamma(mode: RandomMode, func: Operation, input: Tensor, **_: object) -> Tensor:
     drawn = _above_zero(_gammas(mode, input.detach()), input.dtype)
     if not (torch.is_grad_enabled() and input.requires_grad):
         return drawn
@@ -169,7 +169,7 @@ def _standard_gamma(mode: RandomMode, func: Operation, input: Tensor, **_: Any) 
 
 
 @_keyed(torch._sample_dirichlet)
-def _sample_dirichlet(mode: RandomMode, func: Operation, input: Tensor, **_: Any) -> Tensor:
+def _sample_dirichlet(mode: RandomMode, func: Operation, input: Tensor, **_: object) -> Tensor:
     drawn = _gammas(mode, input)
     return _above_zero(drawn / drawn.sum(-1, keepdim=True), input.dtype)
 
