@@ -183,7 +183,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         x = self._standard_columns(x.double())
         outcome = y.double()
         y = (outcome.reshape(len(x), -1) - y_mean) / y_scale
-        if self.one_column_ and not forward and self._n_trees:
+        if y.shape[1] == 1 and not forward and self._n_trees:
             draws = self._with_trees(choice, draws, y, weight)
         rows = torch.randperm(len(x), generator=torch.Generator().manual_seed(self.seed_))[: effort.noise_rows]
         many = len(choice.held_out) == 1 and len(rows) > 1000  # one part of a large table
