@@ -1,8 +1,11 @@
 """Random numbers under interception, against the quantiles of the source's uniforms."""
 
 import pytest
+import scipy.stats
 import torch
 
+import dropbayes as db
+from tests.sampling.zoo.specimens import Module
 from tests.tracing.fixed_source import run_with_fixed_source
 
 
@@ -46,3 +49,31 @@ def test_random_numbers_are_written_where_the_caller_wants_them():
 def test_comparisons_take_keywords():
     out, _ = run_with_fixed_source(lambda: torch.lt(torch.tensor([1.0, 3.0]), other=2.0))
     assert out.tolist() == [True, False]
+
+
+@pytest.mark.parametrize("shape", [0.05, 0.6, 1.0, 7.0, 300.0])
+def test_gamma_beta_and_dirichlet_numbers_have_their_distributions(shape):
+    other, width = 2.5, 4000
+    numbers = {
+        "gamma": lambda m, x: x * torch.distributions.Gamma(shape, 1.0).sample(x.shape),
+        "beta": lambda m, x: x * torch.distributions.Beta(shape, other).sample(x.shape),
+        "dirichlet": lambda m, x: (
+            x * torch.distributions.Dirichlet(torch.tensor([shape, other])).sample(x.shape)[..., 0]
+        ),
+    }
+    for name, forward in numbers.items():
+        net, x = Module(forward), torch.ones(1, width, dtype=torch.float64)
+        found = db.draws(net, x, n_draws=5, sampling=db.Sampling(sampler="independent")).flatten().numpy()
+        law = scipy.stats.gamma(shape) if name == "gamma" else scipy.stats.beta(shape, other)
+        # Below the least float32, which torch gives in its place, the law of a small shape has an atom.
+        found, least = found[found > 1e-30], law.cdf(1e-30)
+        result = scipy.stats.kstest(found, lambda value, law=law, least=least: (law.cdf(value) - least) / (1 - least))
+        assert result.pvalue > 1e-4, (name, result)
+
+
+def test_the_mean_derivative_of_gamma_numbers_is_that_of_their_mean():
+    """The mean of a standard gamma number is its shape."""
+    net, shape = Module(lambda m, x: torch._standard_gamma(x)), torch.full((1, 20000), 0.8, requires_grad=True)
+    db.function_draw(net, 0, n_draws=2)(shape).sum().backward()
+    derivative = shape.grad
+    assert abs(float(derivative.mean()) - 1) < 5 * float(derivative.std()) / 20000**0.5
