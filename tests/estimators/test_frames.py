@@ -107,6 +107,11 @@ def test_texts_among_numbers_are_named_as_in_a_file():
             FrameColumns.of(frame)
 
 
+@pytest.mark.parametrize("missing", [None, float("nan"), pd.NA, pd.NaT])
+def test_a_missing_cell_among_texts_and_numbers_stays_missing(missing):
+    assert as_table(pd.DataFrame({"a": [1, "x", missing]}))["a"].to_pylist() == ["1", "x", None]
+
+
 def test_durations_and_times_of_day_are_numbers_of_days():
     spans = [datetime.timedelta(hours=12 * k) for k in range(30)]
     times = [datetime.time(k % 24, 30) for k in range(30)]

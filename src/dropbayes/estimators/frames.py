@@ -117,7 +117,7 @@ def arrow_cells(values: Any, name: str) -> pa.Array | pa.ChunkedArray:
         return pa.array(values if getattr(values, "ndim", 0) == 1 else list(values), from_pandas=True)
     except (pa.ArrowException, UnicodeError, OverflowError, TypeError) as error:
         if not isinstance(error, UnicodeError) and any(isinstance(value, str) for value in values):
-            return pa.array([None if value is None or value != value else str(value) for value in values])
+            return pa.array([str(value) if pa.scalar(value, from_pandas=True).is_valid else None for value in values])
         raise ValueError(f"column {name!r} cannot be read: {str(error).splitlines()[0]}") from None
 
 
