@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier, RandomForestRegressor
 
-from dropbayes.estimators import DropoutClassifier, DropoutRegressor, trees
+from dropbayes.estimators import DropoutClassifier, DropoutRegressor, regressor, trees
 from dropbayes.estimators.recalibration import class_log_density, pool_weights
 
 
@@ -175,6 +175,22 @@ def test_numbers_by_trees_do_not_depend_on_the_order_of_rows_nor_a_row_on_its_ba
     copied = DropoutRegressor(**settings).fit(np.concatenate([x, x[:3]]), np.concatenate([y, y[:3]]))
     assert weighted.forest_ is not None
     np.testing.assert_array_equal(weighted.predict(x), copied.predict(x))
+
+
+def test_a_matrix_of_one_column_has_the_trees_of_a_vector(among_trees):
+    x, y = jumps()
+    matrix = DropoutRegressor(random_state=0, n_steps=50, device="cpu").fit(x, y[:, None])
+    np.testing.assert_array_equal(matrix.predict(x)[:, 0], among_trees.predict(x))
+
+
+@pytest.mark.parametrize(("n_rows", "n_steps"), [(600, 50), (5200, 100)])
+def test_the_noise_of_a_large_table_has_more_steps(monkeypatch, n_rows, n_steps):
+    seen = []
+    fit = regressor.fit_noise
+    monkeypatch.setattr(regressor, "fit_noise", lambda *args, **how: seen.append(how["n_steps"]) or fit(*args, **how))
+    x = np.random.default_rng(0).normal(size=(n_rows, 2))
+    DropoutRegressor(drop_prob=0.1, weight_decay=1e-4, n_steps=5, n_networks=1, random_state=0).fit(x, x.sum(1))
+    assert seen == [n_steps]
 
 
 def test_numbers_in_temporal_order_have_no_trees_of_the_future():

@@ -193,7 +193,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
             y[rows].T.float(),
             weight=weight[rows],
             gaussian=self.transform_.name != "none",
-            n_steps=max(effort.noise_steps, 100 * many),
+            n_steps=max(effort.noise_steps, 100) if many else effort.noise_steps,
             seed=self.seed_,
         )
         self.held_out_score_ = float((score - y_scale.log()).sum()) + log_derivative
