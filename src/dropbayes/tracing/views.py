@@ -155,7 +155,8 @@ class View:
     def _assign(self, attributes: dict[str, Any], key: str, value: Any) -> None:
         """Writes into what the pass has written into, and replaces what it has replaced."""
         before = attributes.get(key)
-        if before is None or operator.is_not(self._copies.get(id(before)), value):
+        replaced = before is None or self._copies.get(id(before)) is not value
+        if replaced:
             attributes[key] = _detach(value)
         elif isinstance(before, Tensor):
             if storage(before) not in self._parameter_memory:
