@@ -7,8 +7,6 @@ from torch import nn
 
 import dropbayes as db
 from dropbayes.linear import Linear, covariance, outputs_by
-from dropbayes.linear.passes import _started, linear_plan
-from dropbayes.sampling import as_inputs
 from tests.sampling.zoo.specimens import Module
 
 
@@ -189,15 +187,3 @@ def test_the_covariance_between_rows_is_that_of_shared_masks():
     drawn = db.draws(net, x, n_draws=20_000).flatten(1)
     torch.testing.assert_close(joint.reshape(10, 10), drawn.T.cov(), rtol=0.1, atol=0.02 * float(joint.max()))
     torch.testing.assert_close(joint.diagonal(dim1=0, dim2=2).permute(2, 0, 1), covariance(net, x))
-
-
-def test_a_forward_pass_that_started_early_gives_the_same_prediction():
-    net, x = wide(3)
-    inputs = as_inputs(x)
-    plan = linear_plan(net, inputs, Linear())
-    started = _started(plan.inspection, inputs, Linear(), db.Sampling(), lambda _: None, only_moments=True)
-    found, expected = ([block.variances[0] for block in one.run(inputs)] for one in (started, plan))
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
-    others = as_inputs(x + 1)
-    found, expected = ([block.variances[0] for block in one.run(others)] for one in (started, plan))
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from dropbayes.sampling.inputs import as_inputs, copied_cache, map_tensors, network_arguments, split
+from dropbayes.sampling.inputs import as_inputs, copied_cache, network_arguments, split
 
 
 def test_rows_are_cut_from_tensors_of_the_batch_size_only():
@@ -51,10 +51,10 @@ def test_a_dataclass_is_taken_apart_and_put_together():
     assert isinstance(rebuilt, Output) and rebuilt.name == "kept" and rebuilt.logits.tolist() == [2.0, 2.0]
 
 
-def test_trees_of_one_structure_are_mapped_together():
-    a, b = {"x": torch.ones(2), "y": (torch.zeros(1), None)}, {"x": torch.ones(2), "y": (torch.ones(1), None)}
-    total = map_tensors(torch.add, a, b)
-    assert total["x"].tolist() == [2.0, 2.0] and total["y"][0].tolist() == [1.0] and total["y"][1] is None
+def test_a_tree_keeps_what_is_no_tensor():
+    tensors, structure = split({"x": torch.ones(2), "y": (torch.zeros(1), None)})
+    rebuilt = structure.build([tensor + 1 for tensor in tensors])
+    assert rebuilt["x"].tolist() == [2.0, 2.0] and rebuilt["y"][0].tolist() == [1.0] and rebuilt["y"][1] is None
 
 
 @pytest.mark.parametrize("x", [torch.empty(0, 3), torch.tensor(1.0), {"flag": True}])
@@ -99,7 +99,8 @@ def test_a_dataclass_that_computes_its_fields_is_rebuilt():
         def __post_init__(self):
             object.__setattr__(self, "double", 2 * self.mean)
 
-    rebuilt = map_tensors(torch.square, Derived(torch.tensor([3.0])))
+    tensors, structure = split(Derived(torch.tensor([3.0])))
+    rebuilt = structure.build([tensor.square() for tensor in tensors])
     assert (float(rebuilt.mean), float(rebuilt.double)) == (9.0, 36.0)
 
 

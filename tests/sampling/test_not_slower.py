@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import dropbayes as db
 from dropbayes.sampling import masks
-from tests.sampling.loop import assert_law, assert_same_alone, made
+from tests.sampling.loop import assert_law, assert_same_alone, cut, made
 
 PASSES: list[int] = []
 
@@ -194,6 +194,104 @@ def test_the_numbers_of_draws_that_run_one_at_a_time_are_generated_at_once(monke
     monkeypatch.setattr(masks, "_words", lambda *args: (generated.append(args), words(*args))[1])
     db.predict(net, x, n_draws=30, seed=1)
     assert len(generated) <= 6  # three gates and three dropouts
+
+
+# Rows that choose branches --------------------------------------------------------------------------------------------
+
+
+def asserted():
+    def function(self, x):
+        h = self.d(torch.relu(self.a(x)))
+        assert torch.isfinite(h).all()
+        return self.o(h)
+
+    return Noted(function, a=nn.Linear(8, 16), d=nn.Dropout(0.2), o=nn.Linear(16, 2)), torch.randn(16, 8)
+
+
+def two_heads():
+    def function(self, x):
+        h = self.d(torch.relu(self.a(x)))
+        return torch.stack([self.o(row) if row.mean() > 0.3 else self.p(row) for row in h])
+
+    children = {"a": nn.Linear(8, 16), "d": nn.Dropout(0.2), "o": nn.Linear(16, 2), "p": nn.Linear(16, 2)}
+    return Noted(function, **children), torch.randn(16, 8)
+
+
+def steps_up_to_the_longest(cell=nn.GRUCell):
+    def function(self, x, lengths):
+        h = x.new_zeros(len(x), 8)
+        for t in range(int(lengths.max())):
+            h = torch.where((t < lengths)[:, None], self.c(self.d(x[:, t]), h), h)
+        return self.o(h)
+
+    net = Noted(function, c=cell(5, 8), d=nn.Dropout(0.2), o=nn.Linear(8, 1))
+    return net, (torch.randn(16, 6, 5), torch.randint(2, 7, (16,)))
+
+
+def steps_without_biases():
+    return steps_up_to_the_longest(lambda *sizes: nn.RNNCell(*sizes, bias=False))
+
+
+def halting():
+    def function(self, x):
+        out = []
+        for h in x:
+            for _ in range(5):
+                h = torch.tanh(self.a(self.d(h)))
+                if torch.sigmoid(self.gate(h)) > 0.55:
+                    break
+            out.append(self.o(h))
+        return torch.stack(out)
+
+    return Noted(function, a=nn.Linear(8, 8), gate=nn.Linear(8, 1), d=nn.Dropout(0.2), o=nn.Linear(8, 2)), torch.randn(
+        16, 8
+    )
+
+
+def without_a_rule():
+    def function(self, x):
+        h = self.d(torch.relu(self.a(x)))
+        return torch.stack([self.o(torch.tensor(row.tolist())) if row.mean() > 0.5 else self.o(row) for row in h])
+
+    return Noted(function, a=nn.Linear(8, 16), d=nn.Dropout(0.2), o=nn.Linear(16, 2)), torch.randn(16, 8)
+
+
+BRANCHES = [asserted, two_heads, steps_up_to_the_longest, steps_without_biases, halting]
+
+
+@pytest.mark.parametrize("make", BRANCHES)
+@pytest.mark.parametrize("masks", ["shared", "row"])
+def test_rows_that_read_the_same_values_go_together(make, masks):
+    net, x = made(make)
+    assert db.predict(net, x, n_draws=30, masks=masks).method == "branch by branch"
+    calls, _ = passes(lambda: db.predict(net, x, n_draws=30, seed=1, masks=masks))
+    assert calls <= 30, calls
+
+
+@pytest.mark.parametrize("make", [*BRANCHES, without_a_rule])
+def test_a_row_that_chooses_a_branch_is_as_it_is_alone(make):
+    net, x = made(make)
+    assert_law(net, cut(x, slice(3)))
+    assert_same_alone(net, x, rows=(0, 7, 15), functions=False)
+
+
+@pytest.mark.parametrize("make", [two_heads, halting])
+def test_a_row_that_chooses_a_branch_has_the_same_bits_in_any_batch(make):
+    net, x = made(make)
+    whole = db.draws(net, x, n_draws=20)
+    for rows in (slice(0, 1), slice(3, 8), slice(9, 16)):
+        assert torch.equal(db.draws(net, x[rows], n_draws=20), whole[:, rows])
+
+
+def test_rows_that_choose_a_branch_together_are_refused():
+    def function(self, x):
+        h = self.d(torch.relu(self.a(x)))
+        return self.o(h) if (h.mean(1) > 0.45).any() else self.p(h)
+
+    children = {"a": nn.Linear(8, 16), "d": nn.Dropout(0.2), "o": nn.Linear(16, 2), "p": nn.Linear(16, 2)}
+    net, x = made(lambda: (Noted(function, **children), torch.randn(16, 8)))
+    with pytest.raises(ValueError, match="rows depend on each other"):
+        db.predict(net, x, n_draws=30)
 
 
 # Inspections ----------------------------------------------------------------------------------------------------------

@@ -352,6 +352,15 @@ def test_several_entries_of_a_row_go_back_into_one_axis():
     assert torch.equal(moved, tensor.flatten(0, 1))
 
 
+def test_a_dropped_output_without_rows_needs_shared_masks():
+    children = {"a": nn.Linear(3, 2), "d": nn.Dropout(0.5), "c": nn.Parameter(torch.ones(4))}
+    net, x = Module(lambda self, x: (self.a(self.d(x)), self.d(self.c)), **children), torch.randn(6, 3)
+    whole, part = (db.draws(net.eval(), rows, n_draws=4)[1] for rows in (x, x[3:]))
+    assert torch.equal(whole, part) and whole.shape == (4, 4)
+    with pytest.raises(ValueError, match=r'no rows.*"shared"'):
+        db.draws(net, x, n_draws=4, masks="row")
+
+
 AUTOMATIC = db.Sampling(max_draws=256, tolerance=1e-9)
 
 

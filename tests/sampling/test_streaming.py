@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dropbayes.sampling.streaming import LogMean, Mean, Moments, Votes
+from dropbayes.sampling.streaming import LogMean, Mean, Moments
 
 
 def chunks(total, size):
@@ -55,10 +55,3 @@ def test_mean_and_log_mean_are_those_of_all_draws(size):
     torch.testing.assert_close(mean.value, values.double().mean(0))
     expected = values.double().logsumexp(0) - torch.log(torch.tensor(200.0, dtype=torch.float64))
     torch.testing.assert_close(log_mean.value, expected)
-
-
-def test_variation_ratio_is_the_share_against_the_majority():
-    probabilities = torch.eye(3)[torch.tensor([[0, 1], [0, 1], [0, 2], [1, 2], [2, 1]])]  # [draw, row, class]
-    votes = Votes()
-    votes.add(probabilities[:2]), votes.add(probabilities[2:])
-    assert votes.variation_ratio.tolist() == pytest.approx([1 - 3 / 5, 1 - 3 / 5])

@@ -36,7 +36,7 @@ def test_an_operation_without_a_batching_rule_is_not_mapped():
 def test_control_flow_on_a_draw_runs_draw_by_draw():
     net = Module(lambda m, x: m.a(x) if torch.rand([]) < 0.5 else -m.a(x), a=nn.Linear(3, 2))
     assert method(net, torch.randn(4, 3)) == "draw by draw"
-    assert method(net, torch.randn(4, 3), masks="row") == "one by one"
+    assert method(net, torch.randn(4, 3), masks="row") == "branch by branch"
 
 
 def doubling_large_batches(limit=8):

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from dropbayes.likelihoods import Categorical
+from dropbayes.likelihoods import Categorical, output_tensor
 from dropbayes.predictive import predict
 from dropbayes.runtime.validation import check_count
-from dropbayes.sampling import evaluation_output, output_tensor
+from dropbayes.sampling import evaluation_output
 from dropbayes.scores import accuracy, class_log_likelihood, expected_calibration_error
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from dropbayes.likelihoods.continuous import Gaussian, HeteroscedasticGaussian, Quantiles, StudentT
 from dropbayes.likelihoods.discrete import Bernoulli, Categorical, Poisson
-from dropbayes.likelihoods.observation import ClassLikelihood, Likelihood
+from dropbayes.likelihoods.observation import ClassLikelihood, Likelihood, output_tensor
 
 __all__ = [
     "Bernoulli",
@@ -34,6 +34,7 @@ __all__ = [
     "Poisson",
     "Quantiles",
     "StudentT",
+    "output_tensor",
     "predictive_covariance",
     "predictive_log_density",
     "predictive_mean",

@@ -3,9 +3,11 @@ r"""The interface of observation models $p(\mathbf y \mid \widehat{\mathbf y})$,
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import PyTree
 
 
 class Likelihood(ABC):
@@ -65,3 +67,14 @@ def checked_targets(output: Tensor, y: Tensor) -> Tensor:
             f"{rows}. Reshape y (y[:, None] for a one-column output) or squeeze the output."
         )
     return y.to(output.dtype) if y.dtype == torch.bool else y
+
+
+def output_tensor(output: PyTree) -> Tensor:
+    """The one tensor of a network's output that a likelihood reads: the output itself, or its `logits`."""
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
+    if not isinstance(logits, Tensor):
+        raise TypeError(
+            f"`net` must return a tensor or an output with `logits`; got {type(output).__name__}. Wrap the network so "
+            "that it returns the tensor the likelihood reads."
+        )
+    return logits

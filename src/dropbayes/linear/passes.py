@@ -29,7 +29,6 @@ from dropbayes.sampling import (
     inspect,
     make_plan,
     mask_spec,
-    recall,
     result_dtype,
 )
 from dropbayes.tracing.views import checked_network
@@ -73,7 +72,6 @@ class LinearPlan:
     max_bytes: int
     judged: int | None = None  # the tensor that a likelihood reads; None for all
     only_moments: bool = True
-    started: tuple[Inputs, Block] | None = None  # the one block of some inputs, already under way
 
     exact = True  # no draw is made
 
@@ -119,9 +117,6 @@ class LinearPlan:
     def run(self, inputs: Inputs, *, first_row: int = 0) -> Iterator[Block]:
         """The rows block by block: one draw, the mean, with its variance; or points of it as the draws."""
         del first_row
-        if self.started is not None and self.started[0] is inputs:
-            yield self.started[1]
-            return
         for rows, linear in self.linearised(inputs):
             outputs: list[Tensor] = []
             variances: list[Tensor] = []
@@ -172,27 +167,8 @@ def one_pass_plan(
         method = Linear()
     if not isinstance(method, Linear):
         raise ValueError(f'`method` must be "sampling", "linear" or "moments"; got {method!r}.')
-    started, net = None, checked_network(net)
-    if inputs.device.type != "cpu":  # the comparison with what was inspected costs no time while a GPU works
-        known = recall(net, inputs, sampling.ignored, positions=sampling.positions is not None)
-        started = None if known is None else _started(known, inputs, method, sampling, tensor, only_moments)
     plan = linear_plan(net, inputs, method, sampling)
-    if started is not None and started.inspection is plan.inspection:
-        return started
     return replace(plan, judged=tensor(plan.profile), only_moments=only_moments)
-
-
-def _started(
-    known: Inspection, inputs: Inputs, options: Linear, sampling: Sampling, tensor: Judged, only_moments: bool
-) -> LinearPlan | None:
-    """The plan of a network that is not known to be unchanged, with its one block under way; None if that fails."""
-    try:
-        plan = _plan_of(known, inputs, options, sampling)
-        plan = replace(plan, judged=tensor(plan.profile), only_moments=only_moments)
-        whole = plan.block_rows >= inputs.n_rows
-        return replace(plan, started=(inputs, next(plan.run(inputs)))) if whole else None
-    except Exception:  # it comes again if the network is unchanged
-        return None
 
 
 def linear_plan(net: nn.Module, inputs: Inputs, options: Linear, sampling: Sampling = Sampling()) -> LinearPlan:
@@ -214,10 +190,6 @@ def linear_plan(net: nn.Module, inputs: Inputs, options: Linear, sampling: Sampl
 
 def _unchecked_plan(net: nn.Module, inputs: Inputs, options: Linear, sampling: Sampling) -> LinearPlan:
     inspection = inspect(checked_network(net), inputs, sampling.ignored, positions=sampling.positions is not None)
-    return _plan_of(inspection, inputs, options, sampling)
-
-
-def _plan_of(inspection: Inspection, inputs: Inputs, options: Linear, sampling: Sampling) -> LinearPlan:
     profile = inspection.profile
     profile.check_random()
     if profile.host_random or profile.draws_branch:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
 from dropbayes.calibration import ReliabilityCurve
-from dropbayes.likelihoods import Categorical, ClassLikelihood, Gaussian, Likelihood
+from dropbayes.likelihoods import Categorical, ClassLikelihood, Gaussian, Likelihood, output_tensor
 from dropbayes.linear import Linear, OnePass, one_pass_plan
 from dropbayes.predictive.scoring import ClassOutcomes, RegressionOutcomes, core_scores, reliability_curve
 from dropbayes.predictive.statistics import Observations, Request, Rows, RowStatistics, by_head, joined_rows
@@ -40,7 +40,6 @@ from dropbayes.sampling import (
     loaded_batches,
     make_plan,
     network_arguments,
-    output_tensor,
 )
 from dropbayes.scores.averages import weighted_mean
 
@@ -143,7 +142,7 @@ def evaluate(
     for inputs, y_tree in _pairs(net, x, y, sampling.row_axis, progress):
         plan: Plan | OnePass
         if method == "sampling":
-            plan = make_plan(net, inputs, keys=keys, masks=masks, sampling=sampling, first_row=offset)
+            plan = make_plan(net, inputs, keys=keys, masks=masks, sampling=sampling)
         else:
             tensor = request.likelihood_tensor
             plan = one_pass_plan(net, inputs, method, sampling=sampling, tensor=tensor, only_moments=False)

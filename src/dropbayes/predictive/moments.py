@@ -120,8 +120,7 @@ def predict(
     for batch in batches(nets[0], x, progress=progress, title="predict"):
         inputs = as_inputs(batch, row_axis=sampling.row_axis)
         if method == "sampling":
-            first_row = offset if len(nets) == 1 and not automatic else None  # others run in blocks of their own
-            plans = [make_plan(one, inputs, moments_only=only_moments, first_row=first_row, **drawn) for one in nets]
+            plans = [make_plan(one, inputs, moments_only=only_moments, **drawn) for one in nets]
         elif method == "controlled":
             plans = [controlled_plan(nets[0], inputs, **drawn)]
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from dropbayes.predictive.statistics import CLASS_STATISTICS, DRAWS_FIRST
 from dropbayes.runtime.arrays import NumpyArray
 from dropbayes.runtime.formatting import Printed, Table
 from dropbayes.runtime.validation import Array, check_probability, needed_for
-from dropbayes.sampling import map_tensors, split
+from dropbayes.sampling import split
 
 if TYPE_CHECKING:
     import pandas
@@ -55,22 +55,22 @@ class Prediction(Printed):
     @property
     def variance(self) -> Tensor:
         r"""The total variance, epistemic and aleatoric: $\tau^{-1} + \mathrm{Var}_t[\widehat y_t]$ for a Gaussian."""
-        return map_tensors(torch.add, self.epistemic, self.aleatoric)
+        return _map_tensors(torch.add, self.epistemic, self.aleatoric)
 
     @property
     def std(self) -> Tensor:
         """The total standard deviation."""
-        return map_tensors(torch.sqrt, self.variance)
+        return _map_tensors(torch.sqrt, self.variance)
 
     @property
     def epistemic_std(self) -> Tensor:
         """The standard deviation over draws."""
-        return map_tensors(torch.sqrt, self.epistemic)
+        return _map_tensors(torch.sqrt, self.epistemic)
 
     @property
     def aleatoric_std(self) -> Tensor:
         """The standard deviation of the noise, 0 without a likelihood."""
-        return map_tensors(torch.sqrt, self.aleatoric)
+        return _map_tensors(torch.sqrt, self.aleatoric)
 
     @property
     def covariance(self) -> Tensor:
@@ -106,7 +106,7 @@ class Prediction(Printed):
     @property
     def mutual_information(self) -> Tensor:
         """For classes: the information a label would give about the function, in nats."""
-        return map_tensors(lambda total, noise: (total - noise).clamp(min=0), self.entropy, self.expected_entropy)
+        return _map_tensors(lambda total, noise: (total - noise).clamp(min=0), self.entropy, self.expected_entropy)
 
     def _of_classes(self, name: str) -> Tensor:
         if name not in self.information:
@@ -128,8 +128,8 @@ class Prediction(Printed):
         if self.information:
             raise ValueError("an interval needs a number to predict; classes have probabilities: read `mean`.")
         half = math.sqrt(2) * float(torch.erfinv(torch.tensor(coverage, dtype=torch.float64, device="cpu")))
-        lower = map_tensors(lambda mean, std: mean - half * std, self.mean, self.std)
-        return lower, map_tensors(lambda mean, std: mean + half * std, self.mean, self.std)
+        lower = _map_tensors(lambda mean, std: mean - half * std, self.mean, self.std)
+        return lower, _map_tensors(lambda mean, std: mean + half * std, self.mean, self.std)
 
     def head(self, name: str | int) -> Prediction:
         """The prediction of one of several outputs, by its name or its place."""
@@ -150,14 +150,14 @@ class Prediction(Printed):
 
     def to(self, device: torch.device | str) -> Prediction:
         """The prediction with its tensors on a device; by this method, frameworks move what a step returns."""
-        moved = {name: map_tensors(lambda t: t.to(device), value) for name, value in self._statistics().items()}
+        moved = {name: _map_tensors(lambda t: t.to(device), value) for name, value in self._statistics().items()}
         return Prediction.of(moved, **self._settings())
 
     def numpy(self) -> dict[str, PyTree]:
         """The statistics as NumPy arrays by name, without those that were not requested."""
         derived = ["variance", "std", *(["mutual_information"] if self.information else [])]
         statistics = self._statistics() | {name: getattr(self, name) for name in derived}
-        return {name: map_tensors(lambda t: t.detach().cpu().numpy(), value) for name, value in statistics.items()}
+        return {name: _map_tensors(lambda t: t.detach().cpu().numpy(), value) for name, value in statistics.items()}
 
     def to_pandas(self) -> pandas.DataFrame:
         """A pandas table with one line per row and every statistic but the draws, numbered where a row has several."""
@@ -266,3 +266,12 @@ class Prediction(Printed):
         if n_rows > 10:
             rows.insert(5, ["…"] * (len(columns) + 1))
         return Table(repr(self), rows, ["row", *columns], align=">" * (len(columns) + 1))
+
+
+def _map_tensors(function: Callable[..., Any], *trees: Any) -> PyTree:
+    """The tree of `function` applied to corresponding tensors of trees of one structure."""
+    if isinstance(trees[0], Tensor):
+        return function(*trees)
+    first, structure = split(trees[0])
+    others = [split(tree)[0] for tree in trees[1:]]
+    return structure.build([function(*tensors) for tensors in zip(first, *others, strict=True)])

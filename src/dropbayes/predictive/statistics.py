@@ -13,7 +13,7 @@ from torch.utils._pytree import PyTree
 from dropbayes.likelihoods import ClassLikelihood, Gaussian, Likelihood
 from dropbayes.linear import ControlledPlan, OnePass
 from dropbayes.runtime.validation import check_probability
-from dropbayes.sampling import Block, Inputs, Mean, Moments, Plan, Profile, Votes, move_row_axis, result_dtype
+from dropbayes.sampling import Block, Inputs, Mean, Moments, Plan, Profile, move_row_axis, result_dtype
 
 CLASS_STATISTICS = ("entropy", "expected_entropy", "variation_ratio")
 """The statistics of class probabilities; in a prediction they have the rows first, whatever its layout."""
@@ -117,7 +117,7 @@ class RowStatistics:
         self.aleatoric = Mean()  # of the likelihood's variance given the draw
         self.integrated: Tensor | None = None  # the sum over draws of the variance over an integrated last layer
         self.entropies = Mean()
-        self.votes = Votes()
+        self.votes = Mean()  # whether a draw has a class as its most probable
         self.outputs: list[Tensor] = []
         self.conditionals: list[Tensor] = []  # means given the draw, of which quantiles are taken
         self.dtype = torch.float32
@@ -147,11 +147,11 @@ class RowStatistics:
         if isinstance(likelihood, ClassLikelihood):
             probabilities = likelihood.class_probabilities(likelihood.mean(output))
             self.entropies.add(torch.special.entr(probabilities).sum(-1))
-            self.votes.add(probabilities)
+            self.votes.add(torch.nn.functional.one_hot(probabilities.argmax(-1), probabilities.shape[-1]).bool())
 
     def results(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """The statistics by name, `[row, ...]`."""
-        for grouped in (self.moments, self.aleatoric, self.entropies):
+        for grouped in (self.moments, self.aleatoric, self.entropies, self.votes):
             grouped.finish()
         likelihood, mean, epistemic = self.likelihood, self.moments.mean, self.moments.variance
         if self.integrated is not None:  # the law of total variance over the last layer's masks
@@ -162,7 +162,7 @@ class RowStatistics:
         if isinstance(likelihood, ClassLikelihood):
             statistics["entropy"] = torch.special.entr(likelihood.class_probabilities(mean)).sum(-1)
             statistics["expected_entropy"] = self.entropies.value
-            statistics["variation_ratio"] = self.votes.variation_ratio
+            statistics["variation_ratio"] = 1 - self.votes.value.amax(-1)  # the share of draws against the majority
         dtype = dtype or self.dtype
         statistics = {name: value.to(dtype) for name, value in statistics.items()}
         if self.conditionals:

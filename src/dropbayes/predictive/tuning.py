@@ -21,14 +21,14 @@ from torch.utils._pytree import PyTree
 
 from dropbayes.layers.conversion import add_dropout
 from dropbayes.layers.structure import hook_keep_prob
-from dropbayes.likelihoods import Gaussian, Likelihood
+from dropbayes.likelihoods import Gaussian, Likelihood, output_tensor
 from dropbayes.linear.passes import Linear, linear_plan
 from dropbayes.linear.points import standard_points
 from dropbayes.predictive.evaluation import checked_targets, evaluation_tensor, fitted_noise
 from dropbayes.predictive.next_tokens import NextTokens, text_densities, text_inputs
 from dropbayes.runtime.arrays import Array
 from dropbayes.runtime.formatting import Printed, Table
-from dropbayes.sampling import Sampling, Site, as_inputs, draws, output_tensor, sites
+from dropbayes.sampling import Sampling, Site, as_inputs, draws, sites
 from dropbayes.scores.averages import standard_error
 from dropbayes.tracing import draw_or_mean
 

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dropbayes.likelihoods import Likelihood
+from dropbayes.likelihoods import Likelihood, output_tensor
 from dropbayes.linear import LinearCheck, check_linear
 from dropbayes.predictive.evaluation import checked_targets, evaluation_tensor, score_draws
 from dropbayes.predictive.scoring import COVERAGE_LEVELS, core_scores
 from dropbayes.runtime.formatting import Printed, Table, count
-from dropbayes.sampling import draws, output_tensor, sites
+from dropbayes.sampling import draws, sites
 from dropbayes.scores import RiskCoverage, risk_coverage
 from dropbayes.scores.averages import standard_error, weighted_mean
 

@@ -6,7 +6,6 @@ from dropbayes.sampling.functions import (
     function_draw,
     is_stochastic,
     keep_state,
-    output_tensor,
 )
 from dropbayes.sampling.inputs import (
     Inputs,
@@ -16,11 +15,10 @@ from dropbayes.sampling.inputs import (
     copied_cache,
     is_cache,
     loaded_batches,
-    map_tensors,
     network_arguments,
     split,
 )
-from dropbayes.sampling.inspection import Inspection, inspect, recall, sites
+from dropbayes.sampling.inspection import Inspection, inspect, sites
 from dropbayes.sampling.masks import Keys, derived_seed, keep_mask
 from dropbayes.sampling.perceptron import Perceptron, as_perceptron
 from dropbayes.sampling.plan import Block, Plan, make_plan, mask_spec, move_row_axis
@@ -28,7 +26,7 @@ from dropbayes.sampling.probes import ProbeFailed, Prober, equal_but_for_roundin
 from dropbayes.sampling.profile import Profile, RowLayout, Site
 from dropbayes.sampling.settings import Sampling
 from dropbayes.sampling.source import KeyedSource, MaskSpec, NetworkChanged, UnsupportedStrategy
-from dropbayes.sampling.streaming import LogMean, Mean, Moments, Votes, result_dtype
+from dropbayes.sampling.streaming import LogMean, Mean, Moments, result_dtype
 from dropbayes.sampling.training_mode import UncertaintyWarning
 from dropbayes.sampling.trials import chosen_strategy
 from dropbayes.tracing import Sites
@@ -58,7 +56,6 @@ __all__ = [
     "UncertaintyWarning",
     "UnsupportedStrategy",
     "View",
-    "Votes",
     "as_inputs",
     "as_perceptron",
     "chosen_strategy",
@@ -78,12 +75,9 @@ __all__ = [
     "keep_state",
     "loaded_batches",
     "make_plan",
-    "map_tensors",
     "mask_spec",
     "move_row_axis",
     "network_arguments",
-    "output_tensor",
-    "recall",
     "result_dtype",
     "sites",
     "split",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -53,9 +53,8 @@ def draws(
         torch.Size([10, 3, 1])
     """
     inputs = as_inputs(x, row_axis=sampling.row_axis)
-    keys, first_row = sampling.keys(n_draws, seed), sampling.row_offset
-    plan = make_plan(net, inputs, keys=keys, masks=masks, sampling=sampling, first_row=first_row)
-    outputs, _ = plan.collected(inputs, first_row=first_row)
+    plan = make_plan(net, inputs, keys=sampling.keys(n_draws, seed), masks=masks, sampling=sampling)
+    outputs, _ = plan.collected(inputs, first_row=sampling.row_offset)
     keep_state(net, inputs, plan.profile)
     return plan.profile.structure.build(plan.arrange(outputs, leading=1))
 
@@ -81,17 +80,6 @@ def keep_state(net: nn.Module, inputs: Inputs, profile: Profile) -> None:
 def evaluation_output(net: nn.Module, x: PyTree) -> PyTree:
     """The network's output in evaluation mode, without its masks; its flags and its state are not changed."""
     return _evaluate(View(checked_network(net), own_parameters=True), as_inputs(x))
-
-
-def output_tensor(output: PyTree) -> Tensor:
-    """The one tensor of a network's output that a likelihood reads: the output itself, or its `logits`."""
-    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
-    if not isinstance(logits, Tensor):
-        raise TypeError(
-            f"`net` must return a tensor or an output with `logits`; got {type(output).__name__}. Wrap the network so "
-            "that it returns the tensor the likelihood reads."
-        )
-    return logits
 
 
 @torch.no_grad()

@@ -388,12 +388,3 @@ def split(output: PyTree) -> tuple[list[Tensor], Structure]:
     static = (leaf if isinstance(leaf, _PLAIN) else None for leaf in leaves)
     entries = tuple(_TENSOR if isinstance(leaf, Tensor) else plain for leaf, plain in zip(leaves, static, strict=True))
     return tensors, Structure(entries, spec, of)
-
-
-def map_tensors(function: Callable[..., Any], *trees: Any) -> PyTree:
-    """The tree of `function` applied to corresponding tensors of trees of one structure."""
-    if isinstance(trees[0], Tensor):
-        return function(*trees)
-    first, structure = split(trees[0])
-    others = [split(tree)[0] for tree in trees[1:]]
-    return structure.build([function(*tensors) for tensors in zip(first, *others, strict=True)])

@@ -112,13 +112,6 @@ def inspect(
     return inspection
 
 
-def recall(net: nn.Module, inputs: Inputs, ignored: tuple[str, ...], *, positions: bool) -> Inspection | None:
-    """The inspection of a network as it was when it was last seen, if there is one and it depends on nothing else."""
-    known = _inspections.get(net)
-    found = None if known is None else known[1].get(_key(inputs, ignored, positions, False))
-    return None if found is None or found.profile.reads_rows or found.profile.is_stateful else found
-
-
 def _key(inputs: Inputs, ignored: tuple[str, ...], positions: bool, any_length: bool) -> tuple[Any, ...]:
     described = form(inputs) if any_length else inputs.signature
     return described, repr(inputs.spec), inputs.n_rows == 1, ignored, positions, any_length  # no hash in torch 2.6

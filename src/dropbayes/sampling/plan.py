@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dropbayes.runtime.devices import cpu_threads, is_out_of_memory
 from dropbayes.sampling.inputs import Inputs, cloned_leaves
-from dropbayes.sampling.inspection import Inspection, check_batch, forget, inspect, recall
+from dropbayes.sampling.inspection import Inspection, check_batch, forget, inspect
 from dropbayes.sampling.masks import Keys, Positions
 from dropbayes.sampling.perceptron import Perceptron, as_perceptron
 from dropbayes.sampling.perceptron_draws import perceptron_moments, prepare
@@ -26,7 +26,7 @@ from dropbayes.sampling.profile import Profile
 from dropbayes.sampling.sequences import sequence_lengths
 from dropbayes.sampling.settings import Sampling
 from dropbayes.sampling.source import MaskSpec, NetworkChanged, UnknownSite, UnsupportedStrategy
-from dropbayes.sampling.strategies import DRAW_BY_DRAW, ONE_BY_ONE, Strategy, Work, evaluate
+from dropbayes.sampling.strategies import BY_BRANCH, DRAW_BY_DRAW, ONE_BY_ONE, Strategy, Work, evaluate
 from dropbayes.sampling.streaming import mean_over_draws
 from dropbayes.sampling.trials import agrees, chosen_strategy, learned_sites
 from dropbayes.tracing import RowLayout
@@ -77,10 +77,9 @@ class Plan:
     strategy: Strategy = ONE_BY_ONE
     inspection: Inspection | None = None  # None for a perceptron
     direct: Perceptron | None = None
-    product_rows: int = 1  # of a perceptron: the rows in one product
+    product_rows: int = 1  # of a perceptron: the rows in one product; of branches: the pairs in one pass
     batch_invariant: bool = True  # blocks are padded to one size
     moments_only: bool = False
-    started: tuple[Inputs, int, Block] | None = None  # the first block of some inputs, already under way
 
     @property
     def exact(self) -> bool:
@@ -95,7 +94,7 @@ class Plan:
 
     def replicate(self, number: int) -> Plan:
         """The plan with draws that are independent of those of other replicates."""
-        return replace(self, spec=replace(self.spec, keys=replace(self.spec.keys, replicate=number)), started=None)
+        return replace(self, spec=replace(self.spec, keys=replace(self.spec.keys, replicate=number)))
 
     def arrange(self, tensors: list[Tensor], *, leading: int) -> list[Tensor]:
         """The tensors with their row axis, which follows `leading` axes, moved to the network's position."""
@@ -106,18 +105,12 @@ class Plan:
 
         A network that turns out to differ from its profile is inspected again, and then run by the plain loop.
         """
-        plan, renewed, start, together = self, False, 0, self._rows_together(inputs, first_row)
-        known, row, block = self.started or (None, 0, None)
-        started = block if known is inputs and row == first_row else None
+        plan, renewed, start = self, False, 0
         while start < inputs.n_rows:
             rows = range(start, min(start + plan.block_rows, inputs.n_rows))
             position, size = plan.draws.start, plan.chunk_draws
             while position < plan.draws.stop:
                 draws = range(position, min(position + size, plan.draws.stop))
-                if started is not None:
-                    yield started
-                    position, started = draws.stop, None
-                    continue
                 try:
                     with plan._running():
                         block = plan._block(inputs, rows, first_row + rows.start, draws)
@@ -133,28 +126,9 @@ class Plan:
                         raise
                     size = max(1, size // 2)
                     continue
-                several = [out[draws.start : draws.stop, rows.start : rows.stop] for out in together]
-                if rows.stop <= _COMPARED_ROWS and not all(map(equal_but_for_rounding, several, block.outputs)):
-                    raise ValueError(
-                        "`net` chooses a branch by a value that it takes from all rows of a batch: its rows depend on "
-                        "each other. Pass row_axis=None to take the whole input as one row."
-                    )
                 yield block
                 position = draws.stop
             start = rows.stop
-
-    def _rows_together(self, inputs: Inputs, first_row: int) -> list[Tensor]:
-        """The draws of the first rows as a batch, if rows choose branches: each must have them alone."""
-        n_rows = min(inputs.n_rows, _COMPARED_ROWS)
-        if self.inspection is None or not self.profile.rows_branch or self.strategy != ONE_BY_ONE or n_rows == 1:
-            return []
-        leaves, rows = cloned_leaves(inputs.rows(range(n_rows))), range(first_row, first_row + n_rows)
-        work = Work(self.inspection.network, inputs, leaves, self.draws, rows)
-        try:
-            with self._running():
-                return evaluate(DRAW_BY_DRAW, self.spec, work)
-        except Exception:  # no mask can be laid on rows that go different ways
-            return []
 
     def collected(self, inputs: Inputs, *, first_row: int = 0) -> tuple[list[Tensor], list[Tensor]]:
         """All draws `[draw, row, ...]`, and their mean variances `[row, ...]` over an integrated last layer, if any."""
@@ -183,10 +157,10 @@ class Plan:
             if not learned:
                 known = inspection.strategies
                 known.update((key, ONE_BY_ONE) for key, one in known.items() if one == DRAW_BY_DRAW)
-                return replace(self, strategy=ONE_BY_ONE, started=None)
+                return replace(self, strategy=ONE_BY_ONE)
             inspection.profile = replace(self.profile, sites=(*self.profile.sites, *learned))
         profile = self.profile if inspection is None else inspection.profile
-        return replace(self, profile=profile, spec=replace(self.spec, profile=profile), started=None)
+        return replace(self, profile=profile, spec=replace(self.spec, profile=profile))
 
     def _renewed(self, inputs: Inputs, *, again: bool) -> Plan:
         """The plan after another inspection; at last the plain loop, in which the sites may depend on the row."""
@@ -204,25 +178,30 @@ class Plan:
         strategy = ONE_BY_ONE if again else chosen_strategy(inspection, inputs, spec)
         draws = range(spec.keys.n_draws) if self.exact else self.draws
         return replace(
-            self, profile=profile, spec=spec, strategy=strategy, inspection=inspection, direct=None, draws=draws,
-            started=None,
-        )  # fmt: skip
+            self, profile=profile, spec=spec, strategy=strategy, inspection=inspection, direct=None, draws=draws
+        )
 
     def _block(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Block:
         if self.direct is not None:
             return self._direct_block(inputs, rows, first_row, draws)
         assert self.inspection is not None
         size = len(rows)
-        if self.batch_invariant and self.strategy.rows != "single" and not inputs.is_one_row:
+        if self.batch_invariant and self.strategy.rows in ("together", "mapped") and not inputs.is_one_row:
             size = max(size, self.block_rows)
-        leaves = inputs.padded_rows(rows.start, rows.stop, size)
-        leaves = cloned_leaves(leaves) if self.profile.writes_input else leaves
-        work = Work(self.inspection.network, inputs, leaves, draws, range(first_row, first_row + size))
+        given = inputs.padded_rows(rows.start, rows.stop, size)
+        leaves = cloned_leaves(given) if self.profile.writes_input else given
+        keyed, pairs = range(first_row, first_row + size), self.product_rows
+        work = Work(self.inspection.network, inputs, leaves, draws, keyed, pairs=pairs, parted=set())
         alone = self._alone(work, len(rows))
         outputs = [out[:, : len(rows)] for out in evaluate(self.strategy, self.spec, work)]
         if not all(agrees(outputs, one, row, 0, nearly=True) for row, one in alone.items()):
             check_batch(self.net, inputs, self.inspection)
             raise UnsupportedStrategy("a network that does otherwise with many rows")
+        for out, layout in zip(outputs, self.profile.outputs, strict=False):
+            if layout is None and self.spec.per_row and not inputs.is_one_row and bool((out != out[:1, :1]).any()):
+                raise ValueError('`net` drops an output that has no rows, as masks="row" needs. Pass masks="shared".')
+        if self.profile.rows_branch and self.profile.sites_have_rows and rows.start == 0:
+            self._check_branches(replace(work, leaves=given), outputs)
         self.inspection.largest_block = max(self.inspection.largest_block, size * len(draws))
         if not self.spec.integrate:
             return Block(rows, draws, outputs)
@@ -243,6 +222,26 @@ class Plan:
             for row in (range(n_rows)[-8:] if are_sent else range(1))
         }
         return {row: evaluate(ONE_BY_ONE, self.spec, one) for row, one in alone.items()}
+
+    def _check_branches(self, work: Work, outputs: list[Tensor]) -> None:
+        """Raises unless rows choose branches in a batch as they do alone: where they part, and in the first draws."""
+        n_rows = min(outputs[0].shape[1], _COMPARED_ROWS)
+        some = work.draws if self.strategy == ONE_BY_ONE else {*work.draws[:2], *sorted(work.parted or ())[:4]}
+        leaves = replace(work.inputs, leaves=tuple(work.leaves)).rows(range(n_rows))
+        together = dict[int, list[Tensor]]()
+        try:
+            for draw in some if n_rows > 1 else ():
+                one = replace(work, leaves=cloned_leaves(leaves), draws=range(draw, draw + 1), rows=work.rows[:n_rows])
+                together[draw] = evaluate(DRAW_BY_DRAW, self.spec, one)
+        except Exception:  # no mask can be laid on rows that go different ways
+            return
+        for draw, several in together.items():
+            apart = [out[draw - work.draws.start, :n_rows][None] for out in outputs]
+            if not all(map(equal_but_for_rounding, several, apart)):
+                raise ValueError(
+                    "`net` chooses a branch by a value that it takes from all rows of a batch: its rows depend on "
+                    "each other. Pass row_axis=None to take the whole input as one row."
+                )
 
     def _direct_block(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Block:
         assert self.direct is not None
@@ -287,13 +286,10 @@ def make_plan(
     masks: str = "shared",
     sampling: Sampling = Sampling(),
     moments_only: bool = False,
-    first_row: int | None = None,
 ) -> Plan:
     """The plan for a network that was checked to be random.
 
-    With `moments_only`, the last site is integrated over, if the last layer allows it. `first_row` is the number by
-    which the first row is keyed, if these inputs will be run as they are: the first block of a network that is known
-    then starts before the network is compared with its inspection, which takes milliseconds while a GPU works.
+    With `moments_only`, the last site is integrated over, if the last layer allows it.
     """
     if masks not in MASKS:
         raise ValueError(f"`masks` must be one of {', '.join(map(repr, MASKS))}; got {masks!r}.")
@@ -305,35 +301,8 @@ def make_plan(
         direct = as_perceptron(net, inputs.leaves[0])
         if direct is not None and (on_cpu or (direct.kernel_layers is not None and not invariant)):
             return _direct_plan(net, direct, inputs, keys, masks, integrate, invariant, sampling.max_bytes)
-    settings = (keys, masks, sampling, moments_only, invariant)
-    known, started = None, None
-    if first_row is not None:
-        known = recall(net, inputs, sampling.ignored, positions=sampling.positions is not None)
-        started = None if known is None else _started(net, known, inputs, first_row, settings)
     inspection = _inspect_with_hints(net, inputs, sampling)
-    if started is not None and inspection is known:
-        return started
-    return _plan_of(net, inspection, inputs, settings)
-
-
-_Settings = tuple[Keys, str, Sampling, bool, bool]
-
-
-def _started(net: nn.Module, known: Inspection, inputs: Inputs, first_row: int, settings: _Settings) -> Plan | None:
-    """The plan of a network that is not known to be unchanged, with its first block under way; None if that fails."""
-    try:
-        plan = _plan_of(net, known, inputs, settings)
-        rows = range(min(plan.block_rows, inputs.n_rows))
-        draws = range(plan.draws.start, min(plan.draws.start + plan.chunk_draws, plan.draws.stop))
-        with plan._running():
-            return replace(plan, started=(inputs, first_row, plan._block(inputs, rows, first_row, draws)))
-    except Exception:  # it comes again if the network is unchanged
-        return None
-
-
-def _plan_of(net: nn.Module, inspection: Inspection, inputs: Inputs, settings: _Settings) -> Plan:
-    keys, masks, sampling, moments_only, invariant = settings
-    profile, integrate = inspection.profile, moments_only and sampling.integrate_last_layer
+    profile = inspection.profile
     profile.check_random()
     spec = mask_spec(inspection, inputs, keys=keys, masks=masks, sampling=sampling)
     spec = replace(spec, integrate=integrate and profile.last_layer)
@@ -418,7 +387,11 @@ def _with_sizes(plan: Plan, inputs: Inputs, max_bytes: int | None) -> Plan:
     pairs = max(1, limit // max(profile.suffix_bytes if strategy.draws == "mapped" else profile.pass_bytes, 1))
     at_once = 1 if strategy.draws == "single" else n_draws
     if inputs.is_one_row or strategy.rows == "single":
-        rows, chunk = 1, min(at_once, pairs)
+        rows, chunk = _COMPARED_ROWS if strategy == ONE_BY_ONE else 1, min(at_once, pairs)
+    elif strategy == BY_BRANCH:
+        affordable = _FREE_OPERATIONS[device] / (profile.prefix_cost + profile.suffix_cost)
+        size = 2 ** int(math.log2(max(1, min(pairs, max(_MIN_PAIRS_DIRECT, affordable), 1024))))
+        rows, chunk, plan = max(1, 4 * size // n_draws), n_draws, replace(plan, product_rows=size)
     elif not plan.batch_invariant:
         rows, chunk = _largest_block(inputs.n_rows, at_once, pairs)
     else:

@@ -41,6 +41,11 @@ class Profile:
         return self.prefix_cost / max(self.prefix_cost + self.suffix_cost, 1.0)
 
     @property
+    def sites_have_rows(self) -> bool:
+        """Whether every mask has an axis of all rows."""
+        return all(site.layout is not None and site.layout.inner for site in self.sites if site.is_random)
+
+    @property
     def gives_rows(self) -> bool:
         """Whether the output is one tensor `[row, ...]`."""
         return self.structure.is_tensor and self.outputs == (RowLayout(0, 1),)

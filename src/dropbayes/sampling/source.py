@@ -31,6 +31,7 @@ from dropbayes.tracing import (
     version,
 )
 from dropbayes.tracing.generators import SENTINEL_SEED
+from dropbayes.tracing.operations import is_batched
 
 # From functorch: a real tensor seen as batched along one axis at a level of vmap; the depth of nested transforms, None
 # outside all of them.
@@ -47,6 +48,10 @@ class NetworkChanged(Exception):
 
 class UnknownSite(NetworkChanged):
     """A draw, by its number, met a site that no pass had met: of an expert, say, to which no row had been sent."""
+
+
+class Parted(UnsupportedStrategy):
+    """Pairs of a draw and a row that are mapped over read different values, given here: they may part."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,7 @@ class KeyedSource(Source):
     Args:
         folded: Whether the draws are part of the row axis; otherwise they are mapped over, or one.
         rows_mapped: Whether the rows are mapped over, too.
+        pairs: The draws and the rows, by their place among these, that are mapped over as pairs; None for all.
         among: The draws that run after each other, whose masks are made at once.
         learned: Where sites that were not met before are noted, by name; they then have the numbers of a trial.
     """
@@ -75,10 +81,11 @@ class KeyedSource(Source):
     def __init__(
         self, spec: MaskSpec, draws: range, rows: range, *, folded: bool, rows_mapped: bool = False,
         among: range | None = None, learned: dict[str, Site] | None = None,
+        pairs: tuple[Tensor, Tensor] | None = None,
     ) -> None:  # fmt: skip
         self.spec, self.draws, self.rows, self._new = spec, draws, rows, learned
         self._among = draws if among is None else among
-        self.folded, self.rows_mapped = folded, rows_mapped
+        self.folded, self.rows_mapped, self._chosen = folded, rows_mapped, pairs
         self.level: int | None = None  # of vmap, if draws are mapped over
         self.row_level: int | None = None  # and if rows are
         self.variance: Tensor | None = None
@@ -91,8 +98,8 @@ class KeyedSource(Source):
 
     @property
     def alone(self) -> bool:
-        """Whether this is one row of one draw, whose sites may depend on its values."""
-        return len(self.draws) == 1 and len(self.rows) == 1 and not self.spec.integrate
+        """Whether this is one row of one draw, or several that read the same: its sites may depend on its values."""
+        return (self._chosen is not None or len(self.draws) == len(self.rows) == 1) and not self.spec.integrate
 
     def follow(self, net: nn.Module) -> None:
         """Tells sites by name, and what calls them, by the modules of `net`."""
@@ -112,6 +119,15 @@ class KeyedSource(Source):
         return generator is not None or (
             self.spec.profile.seeds_torch and torch.default_generator.initial_seed() >> 32 != SENTINEL_SEED >> 32
         )
+
+    def read(self, tensor: Tensor) -> Tensor:
+        values = tensor if self._chosen is None else _unmapped(tensor, self.row_level or 0, 0, len(self._chosen[0]))
+        if is_batched(values):
+            return super().read(tensor)
+        values = values.reshape(-1)
+        if bool((values == values[0]).all()):
+            return values[0]
+        raise UnsupportedStrategy("real numbers of rows") if values.is_floating_point() else Parted(values)
 
     def keep(self, kind: str, drop_prob: float, shape: tuple[int, ...], like: Tensor) -> Tensor:
         site = self._next(kind, drop_prob, shape)
@@ -182,7 +198,8 @@ class KeyedSource(Source):
         is_causal: bool, scale: float,
     ) -> Tensor | None:  # fmt: skip
         sites = self.spec.profile.sites
-        if self._by_name or self.spec.trial or self.site >= len(sites) or sites[self.site].kind != "attention":
+        numbered = not (self._by_name or self.spec.trial or self._chosen is not None) and self.site < len(sites)
+        if not numbered or sites[self.site].kind != "attention":
             return None
         if self.spec.positions is not None:
             return self._tied_attention(query, key, value, attn_mask, drop_prob, is_causal, scale)
@@ -380,6 +397,9 @@ class KeyedSource(Source):
 
     def _hide(self, value: Tensor) -> Tensor:
         """`[draw, (row,) ...]` as one row of one draw, both mapped over."""
+        if self._chosen is not None:
+            value = value[self._chosen[0]] if self._mask_rows is None else value[self._chosen]
+            return _add_batch_dim(value, 0, self.row_level or 0)
         if self._mask_rows is not None:
             value = _add_batch_dim(value, 1, self.row_level or 0)
         return value[0] if self.level is None else _add_batch_dim(value, 0, self.level)
@@ -390,7 +410,8 @@ class KeyedSource(Source):
         self, site: Site, layout: RowLayout | None, x: Tensor, drop_prob: float, shape: tuple[int, ...]
     ) -> Tensor | None:
         """The masked tensor by one kernel that generates the mask in registers; None without one."""
-        if self.spec.positions is not None or self.spec.trial or (layout is not None and not layout.inner):
+        plain = self.spec.positions is None and not self.spec.trial and self._chosen is None
+        if not plain or (layout is not None and not layout.inner):
             return None
         kernels = kernels_on(x.device) if (layout is not None or self.rows_mapped) and not _needs_gradient(x) else None
         if kernels is None or x.dtype not in _KERNEL_DTYPES:

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
+from dropbayes.runtime.devices import is_out_of_memory
 from dropbayes.sampling.inputs import Inputs, cloned_leaves, split
 from dropbayes.sampling.masks import derived_seed
-from dropbayes.sampling.source import KeyedSource, MaskSpec, NetworkChanged, UnsupportedStrategy, transform_depth
-from dropbayes.tracing import Interception, RowLayout, Site
+from dropbayes.sampling.source import KeyedSource, MaskSpec, NetworkChanged, Parted, transform_depth
+from dropbayes.tracing import Interception, RowLayout, Site, UnsupportedStrategy
 from dropbayes.tracing.generators import keyed_generators
 from dropbayes.tracing.views import eagerly
 
@@ -31,24 +32,25 @@ class Strategy:
     Args:
         draws: "folded" into the batch beside the rows, "mapped" over with `torch.func.vmap` (which computes the layers
             before the first site once), or one at a "single" time.
-        rows: "together" as a batch, "mapped" over, or one at a "single" time.
+        rows: "together" as a batch, "mapped" over, "parted" as they read different values, or one at a "single" time.
     """
 
     draws: Literal["folded", "mapped", "single"]
-    rows: Literal["together", "mapped", "single"]
+    rows: Literal["together", "mapped", "parted", "single"]
 
     def __str__(self) -> str:
         return {
             ("folded", "together"): "folded",
             ("mapped", "together"): "mapped",
             ("mapped", "mapped"): "mapped over rows",
+            ("mapped", "parted"): "branch by branch",
             ("single", "together"): "draw by draw",
             ("mapped", "single"): "row by row",
         }.get((self.draws, self.rows), "one by one")
 
 
 FOLDED, MAPPED = Strategy("folded", "together"), Strategy("mapped", "together")
-MAPPED_ROWS = Strategy("mapped", "mapped")
+MAPPED_ROWS, BY_BRANCH = Strategy("mapped", "mapped"), Strategy("mapped", "parted")
 DRAW_BY_DRAW, ROW_BY_ROW = Strategy("single", "together"), Strategy("mapped", "single")
 ONE_BY_ONE = Strategy("single", "single")
 
@@ -64,6 +66,8 @@ class Work:
     rows: range
     among: range | None = None  # the draws that run after each other, if these are some of them
     learned: dict[str, Site] | None = None  # where sites that were not met before are noted; None if there are none
+    pairs: int = 8  # of a draw and a row, in one pass, where they may take different branches
+    parted: set[int] | None = None  # where draws are noted in which rows read different values
 
 
 def evaluate(strategy: Strategy, spec: MaskSpec, work: Work) -> list[Tensor]:
@@ -72,8 +76,15 @@ def evaluate(strategy: Strategy, spec: MaskSpec, work: Work) -> list[Tensor]:
         outputs = [evaluate(strategy, spec, _one_row(work, index)) for index in range(len(work.rows))]
         return [torch.cat(tensors, dim=1) for tensors in zip(*outputs, strict=True)]
     if strategy.draws == "single" and len(work.draws) > 1:
-        runs = [evaluate(strategy, spec, _one_draw(spec, work, draw)) for draw in work.draws]
+        clone = cloned_leaves if spec.profile.writes_input else list
+        singles = [
+            replace(work, leaves=clone(work.leaves), draws=work.draws[i : i + 1], among=work.draws)
+            for i in range(len(work.draws))
+        ]
+        runs = [evaluate(strategy, spec, one) for one in singles]
         return [torch.cat(tensors) for tensors in zip(*runs, strict=True)]
+    if strategy == BY_BRANCH:
+        return _map_branches(spec, work)
     if strategy.rows == "mapped" and len(work.rows) > 1:
         return _map_rows(spec, work)
     return _map(spec, work) if strategy.draws == "mapped" and len(work.draws) > 1 else _fold(spec, work)
@@ -85,11 +96,6 @@ def _one_row(work: Work, index: int) -> Work:
         for leaf, axis in zip(work.leaves, work.inputs.axes, strict=True)
     ]
     return replace(work, leaves=leaves, rows=work.rows[index : index + 1])
-
-
-def _one_draw(spec: MaskSpec, work: Work, draw: int) -> Work:
-    leaves = cloned_leaves(work.leaves) if spec.profile.writes_input else work.leaves
-    return replace(work, leaves=leaves, draws=range(draw, draw + 1), among=work.draws)
 
 
 def _run(source: KeyedSource, work: Work, leaves: list[PyTree]) -> list[Tensor]:
@@ -164,13 +170,54 @@ def _map(spec: MaskSpec, work: Work) -> list[Tensor]:
     return list(torch.func.vmap(one_draw)(torch.empty(len(work.draws), device="cpu")))
 
 
-def _map_rows(spec: MaskSpec, work: Work) -> list[Tensor]:
-    """Mapped over rows and, inside, over draws: each row of each draw is alone."""
-    source = KeyedSource(spec, work.draws, work.rows, folded=False, rows_mapped=True)
-    axes = work.inputs.axes
+def _map_branches(spec: MaskSpec, work: Work) -> list[Tensor]:
+    """Mapped over pairs of a draw and a row, in passes of those that read the same values so far.
+
+    All passes have one size, to which the last is padded: a row so has the same bits in any batch.
+    """
+    n_rows, places, parts = len(work.rows), list[Tensor](), list[list[Tensor]]()
+    pairs = torch.arange(len(work.draws) * n_rows, device=work.inputs.device)
+    waiting: dict[tuple[float, ...], Tensor] = {(): pairs}  # by the values that they read
+    while waiting:
+        path, pairs = waiting.popitem()
+        for some in pairs.split(work.pairs):
+            padded = some[torch.arange(work.pairs, device=some.device).clamp(max=len(some) - 1)]
+            try:
+                found = _map_rows(spec, work, (padded // n_rows, padded % n_rows))
+            except Parted as parted:
+                values = parted.args[0][: len(some)]
+                for value in values.unique():
+                    key = (*path, value.item())
+                    waiting[key] = torch.cat([waiting.get(key, some[:0]), some[values == value]])
+                if work.parted is not None:
+                    work.parted.update(work.draws[i] for i in (some[values != values[0]] // n_rows).tolist())
+                continue
+            except (
+                Exception
+            ) as error:  # an operation without a rule, in a branch that no trial took; or the network's own
+                if spec.trial or isinstance(error, NetworkChanged) or is_out_of_memory(error):
+                    raise
+                alone = [
+                    replace(_one_row(work, i % n_rows), draws=work.draws[i // n_rows :][:1]) for i in some.tolist()
+                ]
+                runs = [evaluate(ONE_BY_ONE, spec, one) for one in alone]
+                found = [torch.cat(tensors, 1) for tensors in zip(*runs, strict=True)]
+            places.append(some)
+            parts.append([out[0, : len(some)] for out in found])
+    order = torch.cat(places).argsort()
+    return [torch.cat(outs)[order].unflatten(0, (-1, n_rows)) for outs in zip(*parts, strict=True)]
+
+
+def _map_rows(spec: MaskSpec, work: Work, pairs: tuple[Tensor, Tensor] | None = None) -> list[Tensor]:
+    """Mapped over rows and, inside, over draws: each row of each draw is alone. Of `pairs` alone, `[1, pair, ...]`."""
+    source = KeyedSource(spec, work.draws, work.rows, folded=False, rows_mapped=True, pairs=pairs)
+    axes, maps_draws = work.inputs.axes, len(work.draws) > 1 and pairs is None
     if any(axis is not None and not isinstance(leaf, Tensor) for leaf, axis in zip(work.leaves, axes, strict=True)):
         raise UnsupportedStrategy("an argument that is no tensor")
     mapped = [leaf for leaf, axis in zip(work.leaves, axes, strict=True) if axis is not None]
+    in_dims = tuple(axis for axis in axes if axis is not None)
+    if pairs is not None:
+        mapped = [leaf.index_select(axis, pairs[1]) for leaf, axis in zip(mapped, in_dims, strict=True)]
 
     def one_row(*own: Tensor) -> tuple[Tensor, ...]:
         source.row_level = transform_depth()
@@ -181,15 +228,14 @@ def _map_rows(spec: MaskSpec, work: Work) -> list[Tensor]:
         ]
 
         def one_draw(_: Tensor | None) -> tuple[Tensor, ...]:
-            source.level = transform_depth() if len(work.draws) > 1 else None
+            source.level = transform_depth() if maps_draws else None
             outputs = _run(source, work, leaves)
             return tuple(_rows_first(out, layout, 1, 1)[0, 0] for out, layout in _with_layouts(spec, outputs))
 
-        if len(work.draws) == 1:
-            return tuple(out[None] for out in one_draw(None))
-        return torch.func.vmap(one_draw)(torch.empty(len(work.draws), device="cpu"))
+        if maps_draws:
+            return torch.func.vmap(one_draw)(torch.empty(len(work.draws), device="cpu"))
+        return tuple(out[None] for out in one_draw(None))
 
-    in_dims = tuple(axis for axis in axes if axis is not None)
     return list(torch.func.vmap(one_row, in_dims=in_dims, out_dims=1)(*mapped))
 
 

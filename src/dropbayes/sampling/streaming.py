@@ -147,25 +147,6 @@ class LogMean(_Groups):
         self.count += draws.shape[0]
 
 
-class Votes:
-    """The number of draws in which each class was the most probable."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._votes: Tensor
-
-    def add(self, probabilities: Tensor) -> None:
-        """Adds class probabilities `[draw, ..., class]`."""
-        winners = torch.nn.functional.one_hot(probabilities.argmax(-1), probabilities.shape[-1]).sum(0)
-        self._votes = winners if self.count == 0 else self._votes + winners
-        self.count += probabilities.shape[0]
-
-    @property
-    def variation_ratio(self) -> Tensor:
-        """The share of draws that disagree with the most frequent class."""
-        return 1 - self._votes.max(-1).values.double() / self.count
-
-
 def result_dtype(output: Tensor) -> torch.dtype:
     """The dtype of statistics of such outputs."""
     return torch.float64 if output.dtype in (torch.float64, torch.complex128) else torch.float32

@@ -24,6 +24,7 @@ from dropbayes.sampling.probes import double_inputs, equal_but_for_rounding
 from dropbayes.sampling.profile import Profile
 from dropbayes.sampling.source import MaskSpec, NetworkChanged, UnsupportedStrategy
 from dropbayes.sampling.strategies import (
+    BY_BRANCH,
     DRAW_BY_DRAW,
     FOLDED,
     MAPPED,
@@ -58,22 +59,23 @@ def chosen_strategy(inspection: Inspection, inputs: Inputs, spec: MaskSpec) -> S
 
 def _candidates(profile: Profile, per_row: bool, shares_prefix: bool, is_one_row: bool) -> list[Strategy]:
     """The strategies worth a trial, from the fastest on; the plain loop needs none."""
-    if profile.rows_branch:
-        return []
     together = is_one_row or not (profile.rows_depend or profile.one_row)
+    apart = [] if is_one_row or profile.host_random or profile.seeds_torch else [BY_BRANCH]
+    if profile.rows_branch:
+        return apart
     if profile.draws_branch or profile.host_random:
-        return [DRAW_BY_DRAW] if together and not per_row else []
+        return [DRAW_BY_DRAW] if together and not per_row else apart
     if not together:
         # A batch may do where the number is seen to vary with the rows: the trial then shows that it does no harm.
-        return [DRAW_BY_DRAW, ROW_BY_ROW] if profile.numbers_vary and not (per_row or profile.one_row) else [ROW_BY_ROW]
-    has_rows = all(site.layout is not None and site.layout.inner for site in profile.sites if site.is_random)
+        together = profile.numbers_vary and not (per_row or profile.one_row)
+        return [*([DRAW_BY_DRAW] if together else apart), ROW_BY_ROW]
     if is_one_row:
         return [MAPPED, DRAW_BY_DRAW]
     candidates = [MAPPED_ROWS, DRAW_BY_DRAW]
-    if profile.rows_together and (has_rows or not per_row):
-        folded = [FOLDED] if has_rows else []
+    if profile.rows_together and (profile.sites_have_rows or not per_row):
+        folded = [FOLDED] if profile.sites_have_rows else []
         candidates = [*([MAPPED, *folded] if shares_prefix else [*folded, MAPPED]), *candidates]
-    return candidates if not per_row or has_rows else [MAPPED_ROWS]
+    return candidates if not per_row or profile.sites_have_rows else [MAPPED_ROWS]
 
 
 @torch.inference_mode(False)

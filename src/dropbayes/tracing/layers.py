@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import PyTree
 
-from dropbayes.tracing.operations import SCALARS, Operation, is_batched
+from dropbayes.tracing.operations import CELLS, SCALARS, Operation, is_batched
 from dropbayes.tracing.recurrence import recurrence
-from dropbayes.tracing.sources import Handlers, RandomMode, UnsupportedStrategy, handles, run_intercepted
+from dropbayes.tracing.sources import Handlers, RandomMode, handles, run_intercepted
 
 HANDLERS: Handlers = {}
 
@@ -79,6 +79,20 @@ def _recurrent(mode: RandomMode, func: Operation, *args: Any) -> PyTree:
     return recurrence(func, args, between)
 
 
+@handles(HANDLERS, *CELLS)
+def _cell(mode: RandomMode, func: Operation, input: Tensor, hx: PyTree, *weights: Tensor | None) -> PyTree:
+    """A recurrent cell; where rows are mapped over, for which torch has no rule, a layer on sequences of one step."""
+    states = [hx] if isinstance(hx, Tensor) else list(hx)
+    if not getattr(mode.source, "rows_mapped", False) or not any(map(is_batched, (input, *states))):
+        return func(input, hx, *weights)
+    given = [weight for weight in weights if weight is not None]
+    first = [state.unsqueeze(0) for state in states]
+    args = (input.unsqueeze(0), first[0] if len(first) == 1 else first, given, len(given) > 2, 1, 0.0, *(False,) * 3)
+    layer = getattr(torch, func.__name__.removesuffix("_cell"))
+    last = [state.squeeze(0) for state in recurrence(layer, args, lambda output, _: output)[1:]]
+    return last[0] if len(last) == 1 else tuple(last)
+
+
 @handles(HANDLERS, F.linear)
 def _linear(mode: RandomMode, func: Operation, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     result = mode.source.linear(input, weight, bias)
@@ -127,14 +141,7 @@ def _batch_norm(
 @handles(HANDLERS, *SCALARS)
 def _read(mode: RandomMode, func: Operation, tensor: Tensor) -> Any:
     """The one value of a tensor; of a mapped one, that of all its members, if they agree as they would alone."""
-    if not is_batched(tensor) or tensor.numel() != 1:
-        return func(tensor)
-    while is_batched(tensor):
-        tensor = torch._C._functorch.get_unwrapped(tensor)
-    value = tensor.reshape(-1)[0]
-    if not bool((tensor == value).all()):
-        raise UnsupportedStrategy("a branch on a value that differs between rows or draws")
-    return func(value)
+    return func(mode.source.read(tensor) if is_batched(tensor) and tensor.numel() == 1 else tensor)
 
 
 @handles(HANDLERS, F.one_hot)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import PyTree
 
-from dropbayes.tracing.operations import Arguments, NamedArguments, Operation
+from dropbayes.tracing.operations import Arguments, NamedArguments, Operation, is_batched
 
 Handlers = dict[Callable[..., Any], Callable[..., Any]]
 """What replaces each stochastic operation: a function of the mode, the operation and its arguments."""
@@ -98,6 +98,15 @@ class Source(ABC):
     def compare(self, func: Callable[..., Any], left: Any, right: Any) -> None:
         """Called before two values are compared by <, <=, > or >=."""
         return
+
+    def read(self, tensor: Tensor) -> Tensor:
+        """The one value that all members of a mapped tensor have."""
+        while is_batched(tensor):
+            tensor = torch._C._functorch.get_unwrapped(tensor)
+        value = tensor.reshape(-1)[0]
+        if not bool((tensor == value).all()):
+            raise UnsupportedStrategy("a branch on a value that differs between rows or draws")
+        return value
 
     def drawn(self) -> Any:
         """The site whose uniforms, or ones and zeros, the last operation has drawn; None for any other operation."""

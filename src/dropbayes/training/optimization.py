@@ -11,10 +11,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from dropbayes.likelihoods import Gaussian, Likelihood
+from dropbayes.likelihoods import Gaussian, Likelihood, output_tensor
 from dropbayes.runtime.devices import capture_graph
 from dropbayes.runtime.validation import check_count, check_positive, check_probability
-from dropbayes.sampling import draws, is_stochastic, output_tensor
+from dropbayes.sampling import draws, is_stochastic
 from dropbayes.training.objective import row_misfit
 from dropbayes.training.rows import Batch, Rows, training_rows
 

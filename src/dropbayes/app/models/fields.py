@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.estimators.ensembles import Ensemble
-from dropbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
+from dropbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood, output_tensor
 from dropbayes.linear import outputs_by
 from dropbayes.predictive import Mixture, draw_mean
 from dropbayes.runtime.arrays import NumpyArray, round_digits
 from dropbayes.runtime.progress import ProgressBar
-from dropbayes.sampling import output_tensor
 from dropbayes.scores import information
 
 
