@@ -90,7 +90,7 @@ WRONG_CALLS = {
     "a command misspelt": ("fitt x", 2, r"No such command 'fitt'. Did you mean 'fit'\? See dropbayes --help"),
     "no such option": ("explain {models}/numbers --colour red", 2, "No such option"),
     "no target": ("fit {models}/train.csv --out m", 2, "Missing option '--target'"),
-    "no output": ("predict {models}/numbers {models}/train.csv", 2, "Missing option '--output'"),
+    "no output": ("predict {models}/numbers {models}/train.csv", 2, "Missing option '--out'"),
     "no model": ("explain", 2, "Missing argument 'MODEL'"),
     "coverage above one": ("predict {models}/numbers {models}/train.csv -o - --coverage 95", 2, "--coverage.*between 0 and 1; got 95"),
     "no draws": ("predict {models}/numbers {models}/train.csv -o - --n-draws 0", 2, "n-draws"),

@@ -31,9 +31,7 @@ def fit(
     context: typer.Context,
     data: options.Data,
     target: Annotated[list[str], typer.Option(help="The column to predict.", metavar="COLUMN")],
-    folder: Annotated[
-        str, typer.Option("--out", "-o", help="The folder to write; a model in it is replaced.", metavar="FOLDER")
-    ],
+    folder: Annotated[str, options.output(help="The folder to write; a model in it is replaced.", metavar="FOLDER")],
     task: Annotated[
         Literal["regression", "classification"] | None,
         typer.Option(help="Default: regression for a numeric target other than 0 and 1, else classification."),

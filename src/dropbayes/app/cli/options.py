@@ -15,7 +15,7 @@ searched = functools.partial(training, metavar="NUMBERS")
 count = functools.partial(typer.Option, min=1, metavar="N")
 port = functools.partial(typer.Option, min=0, max=65535, metavar="N")
 file = functools.partial(typer.Option, metavar="FILE")
-output = functools.partial(file, "--output", "-o")
+output = functools.partial(file, "--out", "--output", "-o")
 flag = functools.partial(typer.Option, metavar="")
 
 
