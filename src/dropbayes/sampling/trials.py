@@ -68,7 +68,7 @@ def _candidates(profile: Profile, per_row: bool, shares_prefix: bool, is_one_row
     if not together:
         # A batch may do where the number is seen to vary with the rows: the trial then shows that it does no harm.
         together = profile.numbers_vary and not (per_row or profile.one_row)
-        return [*([DRAW_BY_DRAW] if together else apart), ROW_BY_ROW]
+        return [*([DRAW_BY_DRAW] if together else []), *apart, ROW_BY_ROW]
     if is_one_row:
         return [MAPPED, DRAW_BY_DRAW]
     candidates = [MAPPED_ROWS, DRAW_BY_DRAW]
