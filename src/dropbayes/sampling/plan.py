@@ -134,13 +134,14 @@ class Plan:
         """All draws `[draw, row, ...]`, and their mean variances `[row, ...]` over an integrated last layer, if any."""
         outputs: list[Tensor] = []
         variances: list[Tensor] = []
+        first = self.draws.start
         for block in self.run(inputs, first_row=first_row):
             rows, share = slice(block.rows.start, block.rows.stop), len(block.draws) / len(self.draws)
             outputs = outputs or [
                 out.new_empty((len(self.draws), inputs.n_rows, *out.shape[2:])) for out in block.outputs
             ]
             for whole, out in zip(outputs, block.outputs, strict=True):
-                whole[block.draws.start : block.draws.stop, rows] = out
+                whole[block.draws.start - first : block.draws.stop - first, rows] = out
             if block.variances is not None:
                 variances = variances or [torch.zeros_like(out[0]) for out in outputs]
                 for total, variance in zip(variances, block.variances, strict=True):

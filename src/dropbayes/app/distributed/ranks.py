@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from dataclasses import replace
 from typing import Any, Literal
@@ -32,21 +31,13 @@ def predict_across_ranks(
 ) -> Prediction:
     """The prediction of a network, its draws or rows divided among the processes of a group; each gets all of it.
 
-    Every process calls it with the same arguments. Under `torchrun` a process group is made where there is none (NCCL
-    for CUDA, gloo otherwise); outside, one process does all. With "rows" the bits are those of `dropbayes.predict`;
-    with "draws" they are those of `dropbayes.predict` without its integrated last layer, and every process holds all
-    draws.
+    Every process calls it with the same arguments, those of `dropbayes.predict` and two more: `divide` says whether a
+    process takes some of the draws or some of the rows, and `group` is a process group of `torch.distributed`, by
+    default that of all processes. Under `torchrun` it is made where there is none (NCCL for CUDA, gloo otherwise);
+    outside, one process does all. The network must return one tensor, and have the same weights in all processes.
 
-    Args:
-        net: The network; its weights must be the same in all processes. It must return one tensor.
-        x: Its input, the same in all processes.
-        n_draws: The number of draws T.
-        seed: With `n_draws`, fixes every mask.
-        likelihood: How the output is read; None for the bare output.
-        divide: Whether a process takes some of the draws or some of the rows.
-        masks: "shared" or "row".
-        sampling: The other settings, as in `dropbayes.predict`.
-        group: A process group of `torch.distributed`; the default one if None.
+    With "rows" the bits are those of `dropbayes.predict`; with "draws" they are those of `dropbayes.predict` without
+    its integrated last layer, and every process holds all draws.
     """
     if divide not in ("draws", "rows"):
         raise ValueError(f"`divide` must be 'draws' or 'rows'; got {divide!r}.")
@@ -101,11 +92,7 @@ def _gather(value: Any, n_ranks: int, group: Any) -> list[Any]:
 
 def _draws(plan: Plan, inputs: Inputs, first_row: int) -> Tensor:
     """The outputs of a plan's draws for all rows, `[draw, row, ...]`."""
-    blocks = []
-    for _, same_rows in itertools.groupby(plan.run(inputs, first_row=first_row), lambda block: block.rows):
-        outputs = [block.outputs for block in same_rows]
-        if len(outputs[0]) != 1:
-            raise ValueError(f"`net` must return one tensor; it returns {len(outputs[0])}. Wrap it to return one.")
-        blocks.append(torch.cat([output for (output,) in outputs]))
-    (draws,) = plan.arrange([torch.cat(blocks, 1)], leading=1)
-    return draws.cpu()
+    outputs, _ = plan.collected(inputs, first_row=first_row)
+    if len(outputs) != 1:
+        raise ValueError(f"`net` must return one tensor; it returns {len(outputs)}. Wrap it to return one.")
+    return plan.arrange(outputs, leading=1)[0].cpu()
