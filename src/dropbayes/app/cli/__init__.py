@@ -111,10 +111,6 @@ def _run(command: TyperGroup, arguments: list[str]) -> int:
         message = error.format_message().rstrip(".").replace(": Value error, ", ": ")
         complain(f"{message}{'' if message.endswith('?') else '.'} See {name} --help.")
         return 2
-    except typer.Abort:
-        raise KeyboardInterrupt from None
-    except typer.Exit as end:
-        outcome = end.exit_code
     if outcome == 130:  # typer's word for an interruption
         raise KeyboardInterrupt
     return int(outcome or 0)

@@ -6,7 +6,6 @@ batch and has the same bits.
 
 from __future__ import annotations
 
-import functools
 import pathlib
 import shlex
 from collections import Counter
@@ -47,19 +46,15 @@ def read_blocks(source: Source, blocks: Iterable[pa.Table], *, title: str) -> It
 class Rows(NamedTuple):
     """Rows of a table as a model reads them."""
 
-    table: pa.Table  # cells
-    encoded: Encoded
-    y: NumpyArray  # outcomes, numbers or classes; empty where they are not asked for
-    numbers: NumpyArray  # of each row in its table, from 0
     source: Source
+    numbers: NumpyArray  # of each row in its table, from 0
+    table: pa.Table  # cells
+    encoded: Encoded = Encoded(np.empty(0))
+    y: NumpyArray = np.empty(0)  # outcomes, numbers or classes, where they are asked for
 
     def place(self, row: int) -> str:
         """The location of a row; of -1, that of the table."""
-        return _location(self.source, self.numbers, row)
-
-
-def _location(source: Source, numbers: NumpyArray, row: int) -> str:
-    return source.place(row if row < 0 else int(numbers[row]))
+        return self.source.place(row if row < 0 else int(self.numbers[row]))
 
 
 def windows(model: Model, source: Source, *, allow_new: bool, title: str, rows: int | None = None) -> Iterator[Rows]:
@@ -68,13 +63,12 @@ def windows(model: Model, source: Source, *, allow_new: bool, title: str, rows: 
     missing, new, outside = Counter[str](), Counter[str](), Counter[str]()
     n_rows = 0
     for table in read_blocks(source, regroup(source.blocks(rows), model.ensemble.block_rows), title=title):
-        numbers = np.arange(n_rows, n_rows := n_rows + table.num_rows)
-        at = functools.partial(_location, source, numbers)
-        encoded = encode(model.schema, table, at=at, allow_new=allow_new)
+        window = Rows(source, np.arange(n_rows, n_rows := n_rows + table.num_rows), table)
+        encoded = encode(model.schema, table, at=window.place, allow_new=allow_new)
         missing.update(encoded.missing)
         new.update(encoded.new)
         outside.update({name: int(mask.sum()) for name, mask in encoded.outside.items()})
-        yield Rows(table, encoded, np.empty(0), numbers, source)
+        yield window._replace(encoded=encoded)
     _note_unusual_cells(model, missing, new, outside)
 
 
@@ -120,9 +114,9 @@ def judged_windows(model: Model, data: str, *, allow_new: bool, **reading: str |
         check_columns(model.schema, source.names, source.label, with_target=True)
         for rows in windows(model, source, allow_new=allow_new, title="read"):
             y, known = model.outcomes(rows.table, at=rows.place)
-            inputs = Encoded(rows.encoded.x[known], {}, {}, {})  # what was unusual in them is counted already
+            inputs = Encoded(rows.encoded.x[known])  # what was unusual in them is counted already
             if known.any():
-                yield Rows(rows.table.filter(known), inputs, y[known], rows.numbers[known], source)
+                yield Rows(source, rows.numbers[known], rows.table.filter(known), inputs, y[known])
             n_rows, n_known = n_rows + len(known), n_known + int(known.sum())
     if not n_known:
         raise ValueError(f"{source.label}, column {quote(model.schema.target)}: no row has a value to compare with.")
@@ -132,10 +126,9 @@ def judged_windows(model: Model, data: str, *, allow_new: bool, **reading: str |
 
 def joined_rows(windows: Iterable[Rows]) -> Rows:
     """All rows of some windows."""
-    tables, encoded, y, numbers, sources = zip(*windows, strict=True)
-    x = np.concatenate([one.x for one in encoded])
-    joined = np.concatenate(y), np.concatenate(numbers)
-    return Rows(pa.concat_tables(tables), Encoded(x, {}, {}, {}), *joined, sources[0])
+    sources, numbers, tables, encoded, y = zip(*windows, strict=True)
+    inputs = Encoded(np.concatenate([one.x for one in encoded]))
+    return Rows(sources[0], np.concatenate(numbers), pa.concat_tables(tables), inputs, np.concatenate(y))
 
 
 def scores_of(columns: Mapping[str, NumpyArray]) -> tuple[dict[str, ScoreValue], dict[str, float]]:

@@ -183,7 +183,7 @@ class Predictor:
         """The names of the columns that `add_columns` appends, without their prefix."""
         from dropbayes.estimators.columns import Encoded
 
-        return list(self.table_columns(Encoded(np.zeros((0, self.n_inputs)), {}, {}, {})))
+        return list(self.table_columns(Encoded(np.zeros((0, self.n_inputs)))))
 
     @property
     def prefix(self) -> str:
@@ -268,7 +268,7 @@ class Predictor:
         from dropbayes.estimators.columns import Encoded, encode
 
         if self.schema is None:
-            return Encoded(self.encode(columns), {}, {}, {})
+            return Encoded(self.encode(columns))
         arrays = {name: arrow_cells(values, name) for name, values in _by_name(columns, list(self.inputs)).items()}
         allow_new = self.allow_new if allow_new is None else allow_new
         return encode(self.schema, pa.table(arrays), at=location, allow_new=allow_new)

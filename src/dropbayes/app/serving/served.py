@@ -90,7 +90,7 @@ class ServedModel:
             predictor, name, percentiles = Predictor(model), path.resolve().name, model.uncertainty_percentiles
             mean = model.ensemble.population_.x_mean  # far from it, as zero is from a year, a prediction may overflow
             x = mean[:1, : predictor.n_inputs].double().cpu().numpy()
-        row = Encoded(x, {}, {}, {})
+        row = Encoded(x)
         outputs = all_outputs(predictor.predict_inputs(row.x), row, predictor, defer_above=0.0)
         return cls(name, version, predictor, percentiles, outputs)
 

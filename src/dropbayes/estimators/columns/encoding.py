@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -22,19 +22,12 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Encoded:
-    """Rows as inputs of a network.
+    """Rows as inputs of a network, and what is unusual in them, by column."""
 
-    Attributes:
-        x: The inputs, `[row, input]`.
-        missing: How many cells were missing, by column.
-        new: How many categories were new, by column.
-        outside: Which rows have a value beyond those of the training rows, by column.
-    """
-
-    x: Numbers
-    missing: dict[str, int]
-    new: dict[str, int]
-    outside: dict[str, Mask]
+    x: Numbers  #: The inputs, `[row, input]`.
+    missing: dict[str, int] = field(default_factory=dict)  #: How many cells were missing.
+    new: dict[str, int] = field(default_factory=dict)  #: How many categories were new.
+    outside: dict[str, Mask] = field(default_factory=dict)  #: Which rows lie beyond those of training.
 
     def outside_names(self) -> list[str]:
         """For each row, the columns whose value is beyond those of the training rows, with "; " between them."""
