@@ -48,7 +48,7 @@ def test_every_cell_is_read_as_the_text_it_is(tmp_path_factory, rows):
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([["a", "b"], *rows])
     with open_table(path) as source:
-        table = pa.concat_tables(source.blocks(2))
+        table = pa.concat_tables(source.blocks())
     assert [list(row.values()) for row in table.to_pylist()] == rows
 
 
@@ -56,7 +56,7 @@ def test_a_type_is_not_guessed_from_the_first_rows(tmp_path):
     (tmp_path / "t.csv").write_text("a\n" + "1\n" * 800_000 + "x\n")  # what comes late is in another block of bytes
     with open_table(tmp_path / "t.csv") as source:
         last = None
-        for last in source.blocks(100_000):
+        for last in source.blocks():
             assert last.schema.field("a").type == pa.string()
         assert last["a"][-1].as_py() == "x" and source.place(800_000) == "t.csv, line 800002"
 
@@ -73,7 +73,7 @@ def test_places_are_lines_of_the_file(tmp_path):
 def test_reading_may_end_early(tmp_path):
     (tmp_path / "t.csv").write_text("a\n" + "123456789\n" * 500_000)
     with open_table(tmp_path / "t.csv") as source:
-        assert next(iter(source.blocks(5))).num_rows == 5
+        assert 0 < next(iter(source.blocks())).num_rows < 500_000
     assert list(source.blocks()) == []
 
 
@@ -88,7 +88,8 @@ def test_parquet_is_read_with_its_types(tmp_path):
     pq.write_table(table, tmp_path / "any.name")
     with open_table(tmp_path / "any.name") as source:
         assert (source.unit, source.size) == ("rows", 2)
-        assert pa.concat_tables(source.blocks(1)).equals(table)
+        first, second = source.blocks(1)
+        assert pa.concat_tables([first, second]).equals(table)
 
 
 @pytest.mark.parametrize("delimiter", ["", ",,", '"', "\n", "é"])
@@ -108,7 +109,7 @@ def zstandard(data: bytes) -> bytes:
 def test_a_compressed_table_is_read_as_the_table_it_was(tmp_path, compress):
     (tmp_path / "t.csv").write_bytes(compress(TEXT.encode()))
     with open_table(tmp_path / "t.csv") as source:
-        table = pa.concat_tables(source.blocks(700))
+        table = pa.concat_tables(source.blocks())
         assert source.place(1) == "t.csv, line 3"
         assert source.position == source.size == (tmp_path / "t.csv").stat().st_size
     assert table["größe"].to_pylist() == [str(i) for i in range(5000)]

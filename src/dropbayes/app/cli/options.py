@@ -98,7 +98,7 @@ Method = Annotated[
     Literal["sampling", "linear", "moments"], typer.Option(help="Draws, or a prediction in one pass without any.")
 ]
 AllowNew = Annotated[bool, flag("--allow-new", help="Encode unseen categories as all zeros instead of failing.")]
-BlockRows = Annotated[int | None, count(help="Rows read at a time; does not change the result.")]
+BlockRows = Annotated[int | None, count(help="Rows of a Parquet file read at a time; does not change the result.")]
 Coverage = Annotated[
     float, typer.Option(help="Probability that an interval contains the outcome.", metavar="X", callback=proportion)
 ]

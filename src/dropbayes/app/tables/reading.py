@@ -90,7 +90,7 @@ class Source(contextlib.AbstractContextManager["Source"]):
 
     @abstractmethod
     def blocks(self, rows: int | None = None) -> Iterator[pa.Table]:
-        """The rows in blocks of this size, or of the reader's own."""
+        """The rows in blocks: of so many rows in a Parquet file, of about a megabyte in a CSV file."""
 
     def place(self, row: int) -> str:
         """The location of a row (counted from 0, the header not counted), in words; the table's name for -1."""
@@ -231,9 +231,6 @@ class _CsvSource(Source):
         return names, has_rows
 
     def blocks(self, rows: int | None = None) -> Iterator[pa.Table]:
-        return self._tables() if rows is None else regroup(self._tables(), rows)
-
-    def _tables(self) -> Iterator[pa.Table]:
         if not self._has_rows or self._raw.closed:
             return
         self._raw.seek(0)
