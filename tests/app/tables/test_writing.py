@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dropbayes.app.tables import Sink, without_formulas
+from dropbayes.app.tables import without_formulas, write_tables
 from dropbayes.estimators.columns.notation import notation_of
 from tests.estimators.columns.places import texts
 
@@ -31,9 +31,7 @@ def test_what_is_written_is_read_back_by_python(tmp_path_factory, rows, delimite
     table = pa.table(
         {"text": pa.array([t for t, _ in rows], pa.string()), "n": pa.array([n for _, n in rows], pa.float64())}
     )
-    with Sink(path, delimiter=delimiter) as sink:
-        sink.write(table.slice(0, 1))
-        sink.write(table.slice(1))
+    write_tables(path, [table.slice(0, 1), table.slice(1)], delimiter=delimiter)
     found = list(csv.reader(io.StringIO(path.read_bytes().decode(), newline=""), delimiter=delimiter))
     assert found[0] == ["text", "n"]
     for (text, n), (cell, number) in zip(rows, found[1:], strict=True):
@@ -57,8 +55,8 @@ def test_a_number_in_any_notation_is_no_formula(number):
 
 @pytest.mark.parametrize(("delimiter", "cell"), [(";", "-1,5"), (",", '"-1,5"')])
 def test_numbers_are_written_with_the_decimal_mark_asked_for(tmp_path, delimiter, cell):
-    with Sink(tmp_path / "t.csv", delimiter=delimiter, decimal=",") as sink:
-        sink.write(pa.table({"a": [-1.5, None], "n": [7, 8], "s": ["x.y", "z"]}))
+    table = pa.table({"a": [-1.5, None], "n": [7, 8], "s": ["x.y", "z"]})
+    write_tables(tmp_path / "t.csv", [table], delimiter=delimiter, decimal=",")
     lines = [["a", "n", "s"], [cell, "7", "x.y"], ["", "8", "z"]]
     assert (tmp_path / "t.csv").read_text().splitlines() == [delimiter.join(line) for line in lines]
 
@@ -68,8 +66,7 @@ def test_nulls_and_other_types_are_written(tmp_path):
         "when": pa.array([1, None], pa.timestamp("s")), "flag": [True, None], "text": ["", None],
         "category": pa.array(["=a", "b"]).dictionary_encode(),
     })  # fmt: skip
-    with Sink(tmp_path / "t.csv") as sink:
-        sink.write(table)
+    write_tables(tmp_path / "t.csv", [table])
     lines = ["when,flag,text,category", "1970-01-01 00:00:01,true,,'=a", ",,,b"]
     assert (tmp_path / "t.csv").read_text().splitlines() == lines
 
@@ -77,19 +74,21 @@ def test_nulls_and_other_types_are_written(tmp_path):
 @pytest.mark.parametrize("values", [pa.array([[1.0]]), pa.array([{"a": 1}]), pa.array([b"\xff"])])
 def test_values_that_csv_cannot_hold_are_refused_by_the_name_of_their_column(tmp_path, values):
     message = r"column 'odd': values of type .* cannot be written as CSV; write a \.parquet file"
-    with pytest.raises(ValueError, match=message), Sink(tmp_path / "t.csv") as sink:
-        sink.write(pa.table({"a": [1], "odd": values}))
+    with pytest.raises(ValueError, match=message):
+        write_tables(tmp_path / "t.csv", [pa.table({"a": [1], "odd": values})])
     assert list(tmp_path.iterdir()) == []
-    with Sink(tmp_path / "t.parquet") as sink:
-        sink.write(pa.table({"odd": values}))
+    write_tables(tmp_path / "t.parquet", [pa.table({"odd": values})])
     assert pq.read_table(tmp_path / "t.parquet")["odd"].to_pylist() == values.to_pylist()
 
 
-def test_a_context_left_by_an_exception_leaves_nothing(tmp_path):
+def test_tables_that_end_in_an_exception_leave_nothing(tmp_path):
+    def tables():
+        yield pa.table({"a": range(70_000)})
+        raise RuntimeError
+
     for name in ("t.csv", "t.parquet"):
-        with pytest.raises(RuntimeError), Sink(tmp_path / name) as sink:
-            sink.write(pa.table({"a": [1]}))
-            raise RuntimeError
+        with pytest.raises(RuntimeError):
+            write_tables(tmp_path / name, tables())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -97,7 +96,6 @@ def test_a_replaced_file_keeps_its_permissions_and_a_link_stays_a_link(tmp_path)
     (tmp_path / "real.csv").write_text("old")
     (tmp_path / "real.csv").chmod(0o640)
     (tmp_path / "link.csv").symlink_to(tmp_path / "real.csv")
-    with Sink(tmp_path / "link.csv") as sink:
-        sink.write(pa.table({"new": [1]}))
+    write_tables(tmp_path / "link.csv", [pa.table({"new": [1]})])
     assert (tmp_path / "real.csv").read_text() == "new\n1\n" and (tmp_path / "link.csv").is_symlink()
     assert (tmp_path / "real.csv").stat().st_mode & 0o777 == 0o640

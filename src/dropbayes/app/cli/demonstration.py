@@ -77,7 +77,7 @@ def demo(
         import pyarrow as pa
 
         from dropbayes.app.models.model import Model
-        from dropbayes.app.tables import Sink
+        from dropbayes.app.tables import write_tables
         from dropbayes.runtime.devices import cpu_threads
     every, n_rows = case.columns | {case.target: case.truth}, int((case.parts == "trained on").sum())
     with terminal.status(f"Fitting {SETTINGS['n_networks']} dropout networks to {n_rows} rows ..."), cpu_threads(1):
@@ -88,9 +88,9 @@ def demo(
         predictions = model.predict(case.columns)
     terminal.print(_table(case, predictions))
     moments = {name: values for name, values in predictions.items() if name != "outside"}
-    with Sink(folder / f"{case.name}.csv") as sink:
-        columns = {name: pa.array(values, from_pandas=True) for name, values in every.items()}
-        sink.write(pa.table({**columns, **moments, "part": case.parts.tolist()}))
+    columns = {name: pa.array(values, from_pandas=True) for name, values in every.items()}
+    written = pa.table({**columns, **moments, "part": case.parts.tolist()})
+    write_tables(folder / f"{case.name}.csv", [written])
     with terminal.status("Writing the report ..."), cpu_threads(1):
         files.write_text(folder / "report.html", _page(model, case))
     terminal.print(_result(model, case), highlight=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -68,12 +69,12 @@ def predict(
     from dropbayes.app.cli.rows import windows
     from dropbayes.app.models.model import load
     from dropbayes.app.models.predictor import Predictor
-    from dropbayes.app.tables import Sink, open_table
+    from dropbayes.app.tables import is_parquet, open_table, write_tables
     from dropbayes.app.tables.training import check_name
 
     if engine is None:
         options.check_one_output(output, as_json)
-        Sink(output)  # a wrong name is refused before a model is read
+        as_parquet = is_parquet(output)  # a wrong name is refused before a model is read
     fitted = load(model)
     predictor = Predictor(
         fitted, n_draws=draws, seed=seed, coverage=coverage, allow_new=allow_new, method=method, max_draws=max_draws
@@ -98,13 +99,17 @@ def predict(
         # The decimal mark of the table, so that one setting of a program reads old columns and new ones.
         marks = {fitted.schema.target_notation.decimal, *(c.notation.decimal for c in fitted.schema.columns)}
         decimal = "," if "," in marks and source.delimiter != "," else "."
-        with Sink(output, delimiter=source.delimiter, decimal=decimal) as sink:
+
+        def predicted() -> Iterator[pa.Table]:
+            nonlocal n_rows, n_outside
             for window in windows(fitted, source, rows=block_rows, allow_new=allow_new, title="predict"):
                 table = window.table.select(kept)
-                table = _with_numbers(table, fitted.schema) if sink.as_parquet else table
-                sink.write(predictor.append_columns(table, window.encoded, prefix, window.place))
+                table = _with_numbers(table, fitted.schema) if as_parquet else table
                 n_rows += table.num_rows
                 n_outside += sum(map(bool, window.encoded.outside_names()))
+                yield predictor.append_columns(table, window.encoded, prefix, window.place)
+
+        write_tables(output, predicted(), delimiter=source.delimiter, decimal=decimal)
     found = {"output": output, "n_rows": n_rows, "n_outside": n_outside, "columns": added, "method": method}
     found |= {"n_draws": predictor.total_draws} | ({"coverage": coverage} if predictor.classes is None else {})
     found["calibration"] = fitted.origin.get("calibration", {}).get("method")

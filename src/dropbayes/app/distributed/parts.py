@@ -20,7 +20,7 @@ from pyarrow import parquet
 
 from dropbayes.app.distributed.engines import ENGINES
 from dropbayes.app.models.predictor import Predictor
-from dropbayes.app.tables import Sink
+from dropbayes.app.tables import write_tables
 from dropbayes.runtime import files
 from dropbayes.runtime.devices import cpu_threads
 from dropbayes.runtime.progress import ProgressBar
@@ -60,14 +60,18 @@ class Part:
 
 def write_part(predictor: Predictor, prefix: str | None, part: Part) -> int:
     """Predicts and writes one part on one core, as there are as many workers; returns its number of rows."""
-    position = part.first
-    with cpu_threads(1), Sink(part.output) as sink:
+
+    def predicted() -> Iterator[pa.Table]:
+        position = part.first
         for table in part.blocks():
             try:
-                sink.write(predictor.add_columns(table, prefix=prefix))
+                yield predictor.add_columns(table, prefix=prefix)
             except ValueError as error:
                 raise ValueError(f"{part.source!r}, counted from its row {position}: {error}") from None
             position += table.num_rows
+
+    with cpu_threads(1):
+        write_tables(part.output, predicted())
     return part.n_rows
 
 
