@@ -13,7 +13,7 @@ from tests.app.report.pages import Page, class_rows, regression_rows
 
 def test_simple_models_are_fitted_to_the_training_rows_and_judged_on_the_others(regressor):
     training, (x, y) = regression_rows(300), regression_rows(200, seed=5)
-    measured = measurements.regression(regressor, x, y)
+    measured = measurements.measure(regressor, x, y)
     lines = {line.name: line for line in baselines(measured, x, training)}
     assert lines["mean of the training rows"].error == pytest.approx(np.sqrt(((y - training[1].mean()) ** 2).mean()))
     assert lines["this model"].error == pytest.approx(measured.scores["rmse"].value)
@@ -24,7 +24,7 @@ def test_simple_models_are_fitted_to_the_training_rows_and_judged_on_the_others(
 
 def test_the_classes_of_simple_models_keep_their_numbers(classifier):
     (known, labels), (x, new) = class_rows(90), class_rows(60, seed=9)
-    measured = measurements.classification(classifier, x, new)
+    measured = measurements.measure(classifier, x, new)
     lines = {line.name: line for line in baselines(measured, x, (known, labels))}
     assert lines["this model"].log_likelihood == pytest.approx(-log_loss(new, measured.probabilities, labels=[0, 1, 2]))
     assert lines["logistic regression"].error < 0.3 < lines["class shares of the training rows"].error

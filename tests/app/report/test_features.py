@@ -62,7 +62,7 @@ def test_large_numbers_have_their_digits_and_no_exponent():
 
 
 def test_missing_values_among_few_numbers_are_called_missing(regressor):
-    measured = measurements.regression(regressor, *regression_rows(120))
+    measured = measurements.measure(regressor, *regression_rows(120))
     values = np.where(np.arange(120) % 3 == 0, np.nan, np.arange(120) % 2)
     parts = segments(measured, [Feature("f", (0,), values)])
     assert {part.values: part.n_rows for part in parts} == {"(missing)": 40, "0": 40, "1": 40}
@@ -79,7 +79,7 @@ def test_the_values_of_features_are_those_people_know():
 
 def test_segments_are_quarters_and_count_every_row(regressor):
     x, y = regression_rows(200, seed=5)
-    measured = measurements.regression(regressor, x, y)
+    measured = measurements.measure(regressor, x, y)
     parts = segments(measured, [Feature("a", (0,), x[:, 0])])
     assert [part.n_rows for part in parts] == [50] * 4
     loss = np.abs(measured.y - measured.mean)
@@ -92,7 +92,7 @@ def test_a_segment_in_which_the_model_errs_stands_out(regressor):
     x, y = regression_rows(300, seed=5)
     wrong = x[:, 1] > np.quantile(x[:, 1], 0.75)
     y = np.where(wrong, y + 10, y)
-    parts = segments(measurements.regression(regressor, x, y), features_of(x, ["a", "b", "c"]))
+    parts = segments(measurements.measure(regressor, x, y), features_of(x, ["a", "b", "c"]))
     worst = max(parts, key=lambda part: part.sigmas)
     assert worst.feature == "b"
     assert worst.surprise < -0.75
@@ -101,7 +101,7 @@ def test_a_segment_in_which_the_model_errs_stands_out(regressor):
 
 def test_categories_and_classes_have_segments_too(classifier):
     x, labels = class_rows(120, seed=4)
-    measured = measurements.classification(classifier, x, labels)
+    measured = measurements.measure(classifier, x, labels)
     kind = np.array(["old", "new"], dtype=object)[np.arange(120) % 2]
     parts = segments(measured, [Feature("kind", (0,), kind)])
     wrong = measured.predicted != measured.labels

@@ -10,7 +10,7 @@ from tests.app.report.pages import regression_rows, scales_of
 
 def test_the_curves_drawn_are_the_librarys(classifier, regressor):
     x, y = regression_rows(150, seed=5)
-    measured = measurements.regression(regressor, x, y)
+    measured = measurements.measure(regressor, x, y)
     for figure, expected in (
         (figures.coverage(measured), (measured.reliability.claimed, measured.reliability.observed)),
         (figures.risk_coverage(measured), (measured.risk.coverage, measured.risk.risk)),

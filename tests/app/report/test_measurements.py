@@ -88,7 +88,7 @@ def test_standard_errors_are_those_of_resampled_rows():
 
 def test_the_error_of_the_mean_rank_is_that_of_uniform_ranks(regressor):
     x, y = regression_rows(40, seed=5)
-    error = measurements.regression(regressor, x, y).scores["mean_pit"].error
+    error = measurements.measure(regressor, x, y).scores["mean_pit"].error
     ranks = np.random.default_rng(0).uniform(size=(20_000, 40)).mean(1)
     assert error == pytest.approx(ranks.std(), rel=0.02)
 

@@ -29,7 +29,7 @@ def test_one_feature_has_a_band_on_an_even_grid_that_is_the_models(one_feature):
     edges = vertical.inverse(np.array([float(pair.split()[1]) for pair in outer.split("L")]))
     lower, upper = one_feature.predict_interval(grid[:, None])
     np.testing.assert_allclose(edges, np.concatenate([upper, lower[::-1]]), atol=0.03)
-    measured = measurements.regression(one_feature, x, y)
+    measured = measurements.measure(one_feature, x, y)
     outside = int(((y < measured.lower) | (y > measured.upper)).sum())
     assert len(re.findall("h0", (re.search(r'class="miss" d="([^"]*)"', drawing) or ["", ""])[1])) == outside
     assert Page(report(one_feature, np.ones((4, 1)), y[:4], target="t")).scores  # one place: rows side by side
@@ -128,7 +128,7 @@ def test_deferring_is_told_as_the_risk_curve_has_it(classifier):
     x, labels = class_rows(80, seed=4)
     names = np.array(["ant", "bee", "cat"])[labels]
     page = Page(report(classifier, x, names, target="animal"))
-    measured = measurements.classification(classifier, x, labels)
+    measured = measurements.measure(classifier, x, labels)
     kept = np.argsort(measured.uncertainty)[:72]
     risk = float((measured.predicted != measured.labels)[kept].mean())
     assert measurements.risk_after_deferring(measured.risk, 0.1) == (8, pytest.approx(risk))
@@ -158,7 +158,7 @@ def best_of_many_scales(mixture, truth):
 
 def test_the_verdict_compares_with_the_best_noise_of_the_plain_networks(regressor):
     x, y = regression_rows(60, seed=1)
-    verdict = sections.dropout_verdict(regressor, x, y, measurements.regression(regressor, x, y))
+    verdict = sections.dropout_verdict(regressor, x, y, measurements.measure(regressor, x, y))
     assert verdict.log_likelihood == pytest.approx(regressor.log_likelihood(x, y))
     plain = regressor.without_dropout().predictive(x)
     assert verdict.plain_log_likelihood == pytest.approx(best_of_many_scales(plain, torch.from_numpy(y)), abs=1e-3)
@@ -169,7 +169,7 @@ def test_the_verdict_compares_with_the_best_noise_of_the_plain_networks(regresso
 
 def test_the_verdict_on_classes_is_about_their_probabilities(classifier):
     x, labels = class_rows(60, seed=1)
-    measured = measurements.classification(classifier, x, labels)
+    measured = measurements.measure(classifier, x, labels)
     verdict = sections.dropout_verdict(classifier, x, labels, measured)
     names = classifier.classes_[labels]
     assert verdict.log_likelihood == pytest.approx(classifier.log_likelihood(x, names))
@@ -181,7 +181,7 @@ def test_the_verdict_on_classes_is_about_their_probabilities(classifier):
 def test_the_page_says_whether_the_dropout_is_worth_its_draws(regressor):
     x, y = regression_rows(60, seed=1)
     page = Page(report(regressor, x, y, target="height"))
-    verdict = sections.dropout_verdict(regressor, x, y, measurements.regression(regressor, x, y))
+    verdict = sections.dropout_verdict(regressor, x, y, measurements.measure(regressor, x, y))
     assert "Is the dropout worth its draws?" in page.text
     assert verdict.advice[0].split(" (")[0].rstrip(".") in page.text
     assert f"{verdict.ranking:.2f}".replace("-", "−") in page.column("value")

@@ -50,7 +50,7 @@ def headline_and_text(measured, fit, features=()):
 @pytest.mark.parametrize(("shift", "word"), [(-2.0, "low"), (2.0, "high"), (0.0, "")])
 def test_predictions_below_the_truth_are_said_to_run_low(regressor, shift, word):
     x, _ = regression_rows(60, seed=5)
-    measured = measurements.regression(regressor, x, regressor.predict(x) - shift)
+    measured = measurements.measure(regressor, x, regressor.predict(x) - shift)
     text = answers(measured, Fit("constant"))[2].text
     assert (f"Predictions run {word}:" if word else "Intervals") in text
     assert ("Predictions run" in text) == bool(word)
@@ -58,7 +58,7 @@ def test_predictions_below_the_truth_are_said_to_run_low(regressor, shift, word)
 
 @pytest.mark.parametrize(("gap", "tone"), [(-3.0, "warn"), (-1.0, "good"), (3.0, "good")])
 def test_a_simple_model_that_is_better_beyond_chance_is_named(regressor, gap, tone):
-    measured = measurements.regression(regressor, *regression_rows(120, seed=5))
+    measured = measurements.measure(regressor, *regression_rows(120, seed=5))
     beside = [Baseline("this model", 0.5, 0.1, 0.0), Baseline("linear regression", 0.3, 0.1, gap)]
     good = answers(measured, Fit("constant", beside=beside))[0]
     assert good.tone == tone
@@ -129,7 +129,7 @@ BETTER = [Baseline("this model", 0.5, 0.1, 0.0), Baseline("linear regression", 0
 
 
 def test_the_last_answer_names_the_better_simple_model_of_the_first(regressor):
-    measured = measurements.regression(regressor, *regression_rows(120, seed=5))
+    measured = measurements.measure(regressor, *regression_rows(120, seed=5))
     good, sure, _, todo = answers(measured, Fit(beside=BETTER))
     assert (good.tone, todo.tone, todo.figure) == ("warn", "warn", "Prefer linear regression")
     assert "Linear regression errs less on these rows: use it, or fit again with more rows" in todo.text
@@ -137,7 +137,7 @@ def test_the_last_answer_names_the_better_simple_model_of_the_first(regressor):
 
 
 def test_the_last_answer_on_classes_names_the_better_simple_model_too(classifier):
-    measured = measurements.classification(classifier, *class_rows(90, seed=4))
+    measured = measurements.measure(classifier, *class_rows(90, seed=4))
     good, *_, todo = answers(measured, Fit(beside=BETTER))
     assert good.tone == todo.tone == "warn"
     assert todo.figure == "Prefer linear regression"

@@ -173,12 +173,13 @@ def _table(case: Case, predictions: Mapping[str, Any]) -> Table:
 
 def _result(model: Model, case: Case) -> str:
     """What the picture shows: the error on the rows held out, and how many of them the intervals hold."""
-    from dropbayes.app.report.measurements import regression
+    from dropbayes.app.report.measurements import measure
 
-    measured = regression(model.ensemble, *case.rows("held out"), in_series=case.along is not None)
+    x, truth = case.rows("held out")
+    measured = measure(model.ensemble, x, truth, in_series=case.along is not None)
     rmse, half, most = (measured.scores[name].value for name in ("rmse", "coverage_50", "coverage_95"))
     return (
-        f"On the {len(measured.y)} rows held out the error is {rmse:.2f} (RMS). {percent(half)} of them lie in their "
+        f"On the {len(x)} rows held out the error is {rmse:.2f} (RMS). {percent(half)} of them lie in their "
         f"50 % interval and {percent(most)} in their 95 % interval. {measured.agreement.sentence}{case.remark}\n"
     )
 

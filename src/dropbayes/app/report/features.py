@@ -196,21 +196,17 @@ def segments(measured: Measured, features: Sequence[Feature]) -> list[Segment]:
     return result
 
 
-class ImportanceTable(NamedTuple):
-    rows: list[list[str]]
-    n_left: int  # features that are not in it
-    first: str  # that which matters most; empty if none does beyond chance
-
-
-def importance_table(ranked: Sequence[Importance]) -> ImportanceTable:
+class ImportanceTable:
     """The features, the greatest importance first."""
-    greatest = max(ranked[0].rise, 1e-300)
-    rows = [
-        [one.feature.name, score_text(one.rise, one.error), f"{100 * max(one.rise, 0.0) / greatest:.0f} %"]
-        for one in ranked[:MAX_FEATURES]
-    ]
-    real = (one.feature.name for one in ranked if one.rise > 2 * one.error)
-    return ImportanceTable(rows, len(ranked) - len(rows), next(real, ""))
+
+    def __init__(self, ranked: Sequence[Importance]) -> None:
+        greatest = max(ranked[0].rise, 1e-300)
+        self.rows = [
+            [one.feature.name, score_text(one.rise, one.error), f"{100 * max(one.rise, 0.0) / greatest:.0f} %"]
+            for one in ranked[:MAX_FEATURES]
+        ]
+        self.n_left = len(ranked) - len(self.rows)
+        self.first = next((one.feature.name for one in ranked if one.rise > 2 * one.error), "")  # beyond chance
 
 
 class SegmentTable:

@@ -13,13 +13,14 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
+from sklearn.metrics import confusion_matrix
 
 from dropbayes import calibration, scores
 from dropbayes.app.models.fields import outcome_columns
 from dropbayes.predictive import ClassOutcomes, RegressionOutcomes
 from dropbayes.predictive.agreement import bias, class_agreement, interval_agreement
 from dropbayes.predictive.scoring import ScoreValue, reliability_curve, risk_curve, score_values
-from dropbayes.runtime.arrays import Numbers
+from dropbayes.runtime.arrays import Numbers, NumpyArray
 from dropbayes.runtime.formatting import number, percent, printable_name
 from dropbayes.scores import RiskCoverage
 
@@ -104,8 +105,8 @@ class Classification:
         self.log_likelihood = scores.class_log_likelihood(self.probabilities, self.labels).numpy()
         # How far each row's success is from the probability claimed for it, and the variance that claim implies.
         self.surprise = 1 - self.loss - self.confidence, self.confidence * (1 - self.confidence)
-        self.confusion: Labels = np.zeros((self.probabilities.shape[1],) * 2, dtype=np.int64)  # [true, predicted]
-        np.add.at(self.confusion, (self.labels, self.predicted), 1)
+        every = np.arange(self.probabilities.shape[1])
+        self.confusion = confusion_matrix(self.labels, self.predicted, labels=every)  # [true, predicted]
         occurs, predicted = self.confusion.sum(1), self.confusion.sum(0)
         self.commonest = float(occurs.max() / len(self.labels))  # the share of the commonest class
         self.n_never = int(((occurs > 0) & (predicted == 0)).sum())  # classes that occur and are never predicted
@@ -127,15 +128,11 @@ class Classification:
 Measured = Regression | Classification
 
 
-def regression(model: Any, x: Numbers, y: Numbers, *, in_series: bool = False) -> Regression:
-    """The measurements of a regression, from the distributions that `predict` itself reads."""
+def measure(model: Any, x: Numbers, y: NumpyArray, *, in_series: bool = False) -> Measured:
+    """The measurements of a model, from the distributions, or the class probabilities, that it predicts by itself."""
     n_draws, columns = outcome_columns(model, [(x, y, "`x`, row {}".format)], n_rows=len(x))
-    return Regression(n_draws, in_series=in_series, **columns)
-
-
-def classification(model: Any, x: Numbers, labels: Labels) -> Classification:
-    """The measurements of a classifier, from the probabilities that `predict_proba` itself averages."""
-    n_draws, columns = outcome_columns(model, [(x, labels, "`x`, row {}".format)], n_rows=len(x))
+    if "labels" not in columns:
+        return Regression(n_draws, in_series=in_series, **columns)
     classes = [printable_name(label, max_length=40) for label in model.classes_.tolist()]
     return Classification(n_draws, **columns, classes=classes)
 

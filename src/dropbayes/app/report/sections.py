@@ -12,11 +12,11 @@ import torch
 from sklearn.metrics import precision_recall_fscore_support
 
 from dropbayes import calibration
-from dropbayes.app.report import comparison, figures, measurements, summary
-from dropbayes.app.report.features import SHUFFLED_ROWS, SegmentTable, importance_table, importances
+from dropbayes.app.report import comparison, figures, summary
+from dropbayes.app.report.features import SHUFFLED_ROWS, ImportanceTable, SegmentTable, importances
 from dropbayes.app.report.inputs import ReportInputs
 from dropbayes.app.report.layout import Column
-from dropbayes.app.report.measurements import Classification, Measured, Regression
+from dropbayes.app.report.measurements import Classification, Measured, Regression, measure
 from dropbayes.plots import percentile_text
 from dropbayes.predictive import draw_mean
 from dropbayes.predictive.agreement import MIN_ROWS
@@ -37,30 +37,28 @@ def page_context(inputs: ReportInputs) -> dict[str, object]:
     # A date of which most rows lie outside the training range, unless the model was fitted along it.
     dates = [one.name for one in features if one.is_date and inputs.band_feature not in one.columns]
     late = next((name for name in dates if name in outside), "")
-    measured: Measured
-    if hasattr(model, "classes_"):
-        measured = measurements.classification(model, x, y)
-        fit = summary.Fit(beside=comparison.baselines(measured, x, training), time=late)
-        kind: dict[str, object] = {
-            "advice": summary.probability_advice(measured, fit),
-            "class_rows": _class_rows(measured),
-        }
+    in_series = inputs.band_feature is not None and bool((np.diff(x[:, inputs.band_feature]) >= 0).all())
+    measured = measure(model, x, y, in_series=in_series)
+    beside = comparison.baselines(measured, x, training)
+    if measured.has_classes:
+        fit = summary.Fit(beside=beside, time=late)
+        advice = summary.probability_advice(measured, fit)
     else:
-        in_series = inputs.band_feature is not None and bool((np.diff(x[:, inputs.band_feature]) >= 0).all())
-        measured = measurements.regression(model, x, y, in_series=in_series)
-        fit = summary.Fit(model.noise, model.transform_.name, comparison.baselines(measured, x, training), late)
-        kind = {"advice": summary.interval_advice(measured, fit, features)}
+        fit = summary.Fit(model.noise, model.transform_.name, beside, late)
+        advice = summary.interval_advice(measured, fit, features)
     ranked = importances(model, x, y, features)
     is_dropped = len(x) >= MIN_ROWS and bool((model.population_.drop_prob > 0).any())
-    return kind | {
+    return {
         "inputs": inputs,
         "n_rows": len(x),
         "n_training": training and len(training[0]),
         "m": measured,
         "fit": fit,
+        "advice": advice,
+        "class_rows": _class_rows(measured) if measured.has_classes else None,
         "deferral": summary.deferral(measured),
         "baseline_rows": comparison.baseline_rows(fit.beside),
-        "importance": importance_table(ranked),
+        "importance": ImportanceTable(ranked),
         "segments": SegmentTable(measured, [one.feature for one in ranked[:5]]),
         "shifts": comparison.ShiftTable(shifts) if training or inputs.ranges else None,
         "uncertain": UncertainTable(inputs, measured, [one.feature.name for one in ranked]),
