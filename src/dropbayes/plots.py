@@ -140,13 +140,9 @@ def rejection_diagram(
 ) -> Axes:
     """The share of the total loss that remains against the share of rows deferred to a person.
 
-    Deferring at random removes loss in proportion (the dotted diagonal); a good uncertainty removes it sooner.
-
-    Args:
-        curve: The curve (`scores.risk_coverage`).
-        label: The ranking's name in the legend.
-        deferred: A share of rows to read off, marked with what remains.
-        ax: The axes to draw on; call again with the same to compare rankings.
+    Deferring at random removes loss in proportion (the dotted diagonal); a good uncertainty removes it sooner. The
+    curve and the label are those of `risk_coverage_diagram`; `deferred` is a share of rows to read off, marked with
+    what remains. Call again with the same `ax` to compare rankings.
     """
     total = curve.risk[-1]
     if not total > 0:

@@ -49,12 +49,8 @@ class Diagnosis(Printed):
 def doctor(net: nn.Module, x: PyTree, *, sampling: Sampling = Sampling()) -> Diagnosis:
     """What `predict` would sample in a network, what it would not and why, and what other ways would have done.
 
-    A network that `predict` refuses is described, too, with the reason.
-
-    Args:
-        net: Any network; it is not changed.
-        x: One batch of its input: a tensor, a tuple of positional or a dict of named arguments.
-        sampling: The axis of the rows and the modules to ignore.
+    A network that `predict` refuses is described, too, with the reason; none is changed. The input is one batch, as in
+    `predict`, and `sampling` has the axis of its rows and the modules to ignore.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Dropout(0.1), nn.Linear(8, 1)).eval()

@@ -19,13 +19,9 @@ def answers(
     An entry (a label, an entity with its place) has two more items: `std`, the standard deviation of the score, and
     `share`, the share of the draws that gave this answer. The most frequent comes first.
 
-    Args:
-        pipe: A pipeline of transformers that gives entries with a `score`: for classes of texts, tokens or images.
-        inputs: What the pipeline takes: one input or a list.
-        n_draws: The number of draws $T$: of runs of the pipeline.
-        seed: As in `draws`.
-        sampling: As in `draws`.
-        settings: What the pipeline is called with: `batch_size`, `top_k`, ...
+    The pipeline, of transformers, gives entries with a `score`: for classes of texts, tokens or images. It takes one
+    input or a list, is called with the `settings` (`batch_size`, `top_k`, ...) and runs once for each draw; the others
+    are as in `draws`.
     """
     if not isinstance(getattr(pipe, "model", None), nn.Module):
         raise TypeError(

@@ -31,15 +31,9 @@ def one_draw(
 ) -> Iterator[None]:
     """While this holds, every call of `net` gives its draw `index`, in any mode; afterwards it is as before.
 
-    Args:
-        net: The network that the framework calls; one that is compiled or wrapped for several devices is unwrapped.
-        index: The index of the draw, as in `function_draw`.
-        n_draws: The number of draws $T$.
-        seed: As in `draws`.
-        sampling: As in `draws`.
-
-    Raises:
-        ValueError: If the network was never called: the result would be that of no draw.
+    The network is the one that the framework calls; one that is compiled or wrapped for several devices is unwrapped.
+    The other arguments are those of `function_draw`. Raises ValueError if the network was never called: the result
+    would be that of no draw.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 1)).eval()
@@ -102,13 +96,8 @@ def each_draw(
 ) -> list[Any]:
     """What a procedure gives under each draw of the network that it calls.
 
-    Args:
-        net: The network.
-        procedure: A function without arguments that calls it, however deep inside a framework.
-        n_draws: The number of draws $T$: of runs of the procedure.
-        seed: As in `draws`.
-        sampling: As in `draws`.
-        progress: Whether to show a progress bar; by default in a terminal or notebook.
+    It is a function without arguments that calls the network, however deep inside a framework, and runs once for each
+    draw; `seed` and `sampling` are as in `draws`, and `progress` as in `dropbayes.predict`.
     """
     return list(_results(net, procedure, n_draws, seed, sampling, progress))
 

@@ -91,21 +91,18 @@ def predict_parquet(
 
     Each file of the folder holds some rows with the columns that `dropbayes predict` adds. Parts that an earlier run
     finished are left as they are; a folder with the prediction of another model, other settings or other rows is
-    refused.
+    refused. Returns the number of rows predicted in this run.
 
     Args:
         predictor: The model.
         source: A Parquet file, or a folder of them, taken in the order of their names.
-        folder: The folder to write to; it may hold some parts of the same prediction.
+        folder: The folder to write to.
         engine: "processes", "ray", "dask" or "spark".
         n_workers: The workers at a time; one per core by default.
         address: The address of a cluster; by default the engine runs on this machine.
         prefix: The prefix of the new columns' names; by default the target and `_`.
         part_rows: The most rows of a part.
         progress: Whether to show a bar; by default in a terminal.
-
-    Returns:
-        The number of rows predicted in this run.
     """
     if engine not in ENGINES:
         raise ValueError(f"`engine` must be one of {', '.join(map(repr, ENGINES))}; got {engine!r}.")

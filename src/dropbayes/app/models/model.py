@@ -93,11 +93,7 @@ class Model:
     def of(cls, estimator: Any, frame: object, y: npt.ArrayLike, *, target: str) -> Model:
         """The model of an estimator fitted in Python, with its columns, ready to be saved as a folder.
 
-        Args:
-            estimator: A `DropoutRegressor` or `DropoutClassifier` fitted to the columns of `frame`.
-            frame: The inputs it was fitted to, a data frame.
-            y: The targets it was fitted to.
-            target: The name of the predicted column.
+        The data frame and `y` are the inputs and the targets it was fitted to, `target` is the name of the latter.
         """
         task: Task = "classification" if hasattr(estimator, "classes_") else "regression"
         columns = estimator.frame_columns_ or FrameColumns.of(frame)  # it keeps none for a frame of numbers
@@ -183,12 +179,9 @@ class Model:
         return self.ensemble.classes_[code], code >= 0
 
     def calibrate(self, frame: object, *, method: Method = "scale", allow_new: bool = False) -> Model:
-        """The model recalibrated on held-out rows; call `save` to persist it.
+        """The model recalibrated on rows it was not fitted to, with their targets; call `save` to persist it.
 
-        Args:
-            frame: Rows that the model was not fitted to, with their targets.
-            method: "scale", "isotonic" or "conformal"; see `dropbayes.estimators.recalibration`.
-            allow_new: Whether to encode unseen categories as all zeros instead of failing.
+        The methods are those of `dropbayes.estimators.recalibration`, and `allow_new` is as in `predict`.
         """
         table = as_table(frame)
         check_columns(self.schema, table.column_names, "the data frame", with_target=True)
@@ -223,8 +216,7 @@ class Model:
 def load(path: str | os.PathLike[str]) -> Model:
     """The model in a folder written by `dropbayes fit` or `Model.save`, with its columns and calibration.
 
-    Raises:
-        ValueError: The folder holds no model, a damaged one, or one of another format.
+    Raises ValueError for a folder without a model, with a damaged one, or with one of another format.
     """
     ensemble, schema, origin, digest = storage.read(path)
     return Model(ensemble, schema, origin, pathlib.Path(path), digest)

@@ -133,12 +133,7 @@ class Predictor:
     def load(cls, path: str | os.PathLike[str], **settings: Any) -> Predictor:
         """The predictor of a model folder (`dropbayes fit`) or of an estimator's file (`DropoutRegressor.save`).
 
-        Args:
-            path: The folder or the file.
-            settings: `n_draws`, `seed`, `coverage`, `allow_new` ..., as for the class.
-
-        Raises:
-            ValueError: The path holds no model, a damaged one, or one of another format.
+        The settings are those of the class. Raises ValueError for no model, a damaged one, or one of another format.
         """
         if os.path.isfile(path):
             kinds: dict[str, type[Ensemble]] = {kind.saved_as: kind for kind in (RegressionEnsemble, ClassEnsemble)}

@@ -84,10 +84,7 @@ def page_html() -> str:
 
 
 class PageServer(ThreadingHTTPServer):
-    """A server of the one page on 127.0.0.1, which nothing outside this machine can reach.
-
-    Args:
-        port: The port; 0 takes a free one.
+    """A server of the one page on a port of 127.0.0.1, by default a free one; no other machine can reach it.
 
     Example:
         >>> with PageServer(0) as server:

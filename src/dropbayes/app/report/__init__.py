@@ -58,9 +58,6 @@ def report(
             every column is a feature.
         ranges: The least and greatest value of a feature in the training rows, where `training` is not given.
 
-    Returns:
-        The document.
-
     Example:
         >>> import numpy as np
         >>> x = np.linspace(-2, 2, 40)[:, None]

@@ -108,16 +108,8 @@ def open_table(path: str | os.PathLike[str], *, delimiter: str | None = None, en
     """The table in a CSV or Parquet file; "-" is CSV from standard input.
 
     CSV may be compressed with gzip, zstd or bzip2. Standard input, pipes and encodings other than UTF-8 are read into
-    memory.
-
-    Args:
-        path: The file.
-        delimiter: The delimiter of a CSV file; by default, detected from its first lines.
-        encoding: The encoding of a CSV file; by default UTF-8, or UTF-16 where the file begins with its mark.
-
-    Raises:
-        ValueError: The file is no table that can be read; the message says what it is.
-        OSError: The file cannot be opened.
+    memory. By default the delimiter is detected from the first lines, and the encoding is UTF-8, or UTF-16 where the
+    file begins with its mark. Raises ValueError for what is no table; the message says what it is.
     """
     try:
         "".encode(encoding or "utf-8")
