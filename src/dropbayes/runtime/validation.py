@@ -7,6 +7,7 @@ tensor that obeys the rule. NumPy arrays and lists of numbers are accepted where
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -149,9 +150,7 @@ def matching_tensors(arrays: Mapping[str, Array], *, draws: str | None = None, i
         raise ValueError(
             f"{rule}; got {got}. Reshape y (y[:, None] for a one-column output) or squeeze the prediction."
         )
-    dtype = torch.float32
-    for tensor in tensors.values():
-        dtype = torch.promote_types(dtype, tensor.dtype)
+    dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors.values()), torch.float32)
     device = next(iter(tensors.values())).device
     return [tensor.to(device, dtype) for tensor in tensors.values()]
 

@@ -34,9 +34,7 @@ _MAX_FRUITLESS_POOLS = 10  # in a row, after which the fault must be ours
 _MAX_DEATHS = 100  # of the workers that make one part
 
 
-def _with_pools(
-    pool: Callable[[list[Part]], Iterator[tuple[Part, int]]], parts: Sequence[Part]
-) -> Generator[int, None, None]:
+def _with_pools(pool: Callable[[list[Part]], Iterator[tuple[Part, int]]], parts: Sequence[Part]) -> Generator[int]:
     """Makes the parts with pools of workers: one that ends without some of them is replaced."""
     waiting, fruitless = list(parts), 0
     while waiting:
@@ -49,9 +47,7 @@ def _with_pools(
             raise RuntimeError(f"workers were killed {fruitless} times without finishing a part; out of memory?")
 
 
-def on_processes(
-    make: Make[Part], parts: Sequence[Part], n_workers: int, address: str | None
-) -> Generator[int, None, None]:
+def on_processes(make: Make[Part], parts: Sequence[Part], n_workers: int, address: str | None) -> Generator[int]:
     """Makes the parts in processes of this machine; a pool whose worker was killed is replaced."""
     if address is not None:
         raise ValueError("`address` must be None for processes of this machine; name an engine that has a cluster.")
@@ -72,7 +68,7 @@ def on_processes(
     return _with_pools(pool, parts)
 
 
-def on_ray(make: Make[Part], parts: Sequence[Part], n_workers: int, address: str | None) -> Generator[int, None, None]:
+def on_ray(make: Make[Part], parts: Sequence[Part], n_workers: int, address: str | None) -> Generator[int]:
     """Makes the parts on a Ray cluster, so many at a time."""
     with needed_for("the engine Ray", extra="ray"):
         import ray
@@ -98,7 +94,7 @@ def on_ray(make: Make[Part], parts: Sequence[Part], n_workers: int, address: str
             ray.shutdown()
 
 
-def on_dask(make: Make[Part], parts: Sequence[Part], n_workers: int, address: str | None) -> Generator[int, None, None]:
+def on_dask(make: Make[Part], parts: Sequence[Part], n_workers: int, address: str | None) -> Generator[int]:
     """Makes the parts on a Dask cluster; one on this machine cannot be reached from elsewhere.
 
     Dask replaces a killed worker, but not one that is killed while it starts: without any, the cluster is replaced.
@@ -135,9 +131,7 @@ def on_dask(make: Make[Part], parts: Sequence[Part], n_workers: int, address: st
     return _with_pools(pool, parts)
 
 
-def on_spark(
-    make: Make[Part], parts: Sequence[Part], n_workers: int, address: str | None
-) -> Generator[int, None, None]:
+def on_spark(make: Make[Part], parts: Sequence[Part], n_workers: int, address: str | None) -> Generator[int]:
     """Makes the parts on a Spark cluster (which needs Java 17); yields once all are finished."""
     with needed_for("the engine Spark", extra="spark"):
         from pyspark.sql import SparkSession
