@@ -15,9 +15,8 @@ __all__ = ["Model", "Predictor", "load"]
 
 
 def __getattr__(name: str) -> Any:
-    import importlib
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from dropbayes.app.models import model  # on first use: `--help` is answered before pyarrow could be imported
 
-    if name in __all__:  # on first use: the command line answers `--help` before pyarrow could be imported
-        home = "predictor" if name == "Predictor" else "model"
-        return getattr(importlib.import_module(f"dropbayes.app.models.{home}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(model, name)
