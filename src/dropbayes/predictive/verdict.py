@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from dropbayes.likelihoods import Likelihood, output_tensor
 from dropbayes.linear import LinearCheck, check_linear
 from dropbayes.predictive.evaluation import checked_targets, evaluation_tensor, score_draws
-from dropbayes.predictive.scoring import COVERAGE_LEVELS, core_scores
+from dropbayes.predictive.scoring import COVERAGE_LEVELS, ClassOutcomes, RegressionOutcomes, core_scores, risk_curve
 from dropbayes.runtime.formatting import Printed, Table, count
 from dropbayes.sampling import draws, sites
-from dropbayes.scores import RiskCoverage, risk_coverage
+from dropbayes.scores import RiskCoverage
 from dropbayes.scores.averages import standard_error, weighted_mean
 
 if TYPE_CHECKING:
@@ -154,40 +154,38 @@ def check(
     targets, judged = checked_targets(y, plain, likelihood)
     (density, outcomes), (base, _) = (score_draws(one, targets, judged) for one in (sampled, plain[None]))
     outputs = [evaluation_tensor(member, x) for member in members]
-    measured = core_scores(outcomes)
     try:
         linear = check_linear(net, x[:64] if isinstance(x, Tensor) else x, seed=seed)
     except (ValueError, RuntimeError):  # no derivative, or one that torch does not have
         linear = None
     return row_verdict(
+        outcomes,
         density,
         base,
-        outcomes.uncertainty(),
-        outcomes.loss(),
-        outcomes.sample_weight,
         sites=tuple((site.path, site.drop_prob) for site in network_sites),
         n_draws=n_draws,
-        coverage={p: measured[f"coverage_{100 * p:.0f}"] for p in COVERAGE_LEVELS if "rmse" in measured},
-        calibration_error=measured.get("calibration_error"),
         ensemble_log_likelihoods=_ensemble_log_likelihoods(outputs, targets, judged),
         linear=linear,
     )
 
 
 def row_verdict(
-    densities: Tensor, plain: Tensor, uncertainty: Tensor, loss: Tensor, weight: Any = None, **known: Any
+    outcomes: RegressionOutcomes | ClassOutcomes, densities: Tensor, plain: Tensor, **known: Any
 ) -> Verdict:
-    """The verdict from each row's log-density under the draws and without dropout, its uncertainty and its loss.
+    """The verdict from the outcomes of some rows and their log-densities under the draws and without dropout.
 
-    The `weight` is that of the losses; `known` has the attributes that do not follow from these.
+    The attributes that do not follow from these are `known`.
     """
+    measured = core_scores(outcomes)
     return Verdict(
         n_rows=len(densities),
         log_likelihood=float(densities.mean()),
         plain_log_likelihood=float(plain.mean()),
         gain_error=float(standard_error(densities - plain)),
-        risk=risk_coverage(uncertainty, loss, sample_weight=weight),
-        random_area=float(weighted_mean(loss, weight)),
+        risk=risk_curve(outcomes),
+        random_area=float(weighted_mean(outcomes.loss(), outcomes.sample_weight)),
+        coverage={p: measured[f"coverage_{100 * p:.0f}"] for p in COVERAGE_LEVELS if "rmse" in measured},
+        calibration_error=measured.get("calibration_error"),
         **known,
     )
 

@@ -59,7 +59,6 @@ class Rows(NamedTuple):
 
 def windows(model: Model, source: Source, *, allow_new: bool, title: str, rows: int | None = None) -> Iterator[Rows]:
     """The rows of a table, a window at a time; says on standard error what was missing, new or far from training."""
-    check_columns(model.schema, source.names, source.label)
     missing, new, outside = Counter[str](), Counter[str](), Counter[str]()
     n_rows = 0
     for table in read_blocks(source, regroup(source.blocks(rows), model.ensemble.block_rows), title=title):

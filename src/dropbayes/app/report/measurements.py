@@ -65,7 +65,7 @@ class Regression:
         # How far each row's success is from the probability claimed for it, and the variance that claim implies.
         self.surprise = self.inside - 0.95, np.full(len(self.y), 0.95 * 0.05)
         judged = self.y, self.mean, self.uncertainty, self.pit, self.log_likelihood, None
-        rows = RegressionOutcomes(*judged, self.crps, self.lower, self.upper)
+        self.outcomes = rows = RegressionOutcomes(*judged, self.crps, self.lower, self.upper)
         self.reliability, self.risk = reliability_curve(rows), risk_curve(rows)
         self.agreement = interval_agreement(self.pit, in_series=self.in_series)
         self.side = bias(self.pit, in_series=self.in_series)
@@ -113,7 +113,7 @@ class Classification:
         mistakes = self.confusion - np.diag(self.confusion.diagonal())
         i, j = map(int, np.unravel_index(mistakes.argmax(), mistakes.shape))
         self.commonest_mistake = i, j, int(mistakes[i, j])
-        rows = ClassOutcomes(self.labels, self.probabilities, mutual_information=self.epistemic)
+        self.outcomes = rows = ClassOutcomes(self.labels, self.probabilities, mutual_information=self.epistemic)
         self.reliability, self.risk = reliability_curve(rows), risk_curve(rows)
         self.agreement = class_agreement(self.probabilities, self.labels)
         expected = calibration.calibration_test(self.probabilities, self.labels, n_resamples=200).expected

@@ -186,17 +186,9 @@ def dropout_verdict(model: Any, x: Numbers, y: NumpyArray, measured: Measured) -
 
         best = scipy.optimize.minimize_scalar(lambda f: -float(densities(f).mean()), bounds=(-3, 3), method="bounded")
         plain_densities = densities(float(best.x))
-    values = {name: score.value for name, score in measured.scores.items()}
-    return row_verdict(
-        torch.from_numpy(measured.log_likelihood),
-        plain_densities,
-        torch.from_numpy(measured.uncertainty),
-        torch.from_numpy(measured.loss),
-        sites=[(f"layer {k + 1}", p) for k, p in enumerate(model.drop_prob_) if p > 0],
-        n_draws=measured.n_draws,
-        coverage={p / 100: values[f"coverage_{p}"] for p in (50, 80, 95) if f"coverage_{p}" in values},
-        calibration_error=values.get("calibration_error"),
-    )
+    sites = [(f"layer {k + 1}", p) for k, p in enumerate(model.drop_prob_) if p > 0]
+    drawn = torch.from_numpy(measured.log_likelihood)
+    return row_verdict(measured.outcomes, drawn, plain_densities, sites=sites, n_draws=measured.n_draws)
 
 
 def _dropout(inputs: ReportInputs, measured: Measured) -> dict[str, object]:
