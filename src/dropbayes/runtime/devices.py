@@ -53,7 +53,7 @@ def end_with_parent() -> None:
 
 
 @contextlib.contextmanager
-def _setting(change: Callable[[_Value], object], value: _Value, before: _Value) -> Iterator[None]:
+def changed_setting(change: Callable[[_Value], object], value: _Value, before: _Value) -> Iterator[None]:
     """Another value of a setting within the context; one that it has already is not set, which would clear caches."""
     if value == before:
         yield
@@ -84,7 +84,7 @@ def cpu_threads(count: int | None) -> contextlib.AbstractContextManager[None]:
     Small products gain nothing by a second thread, and lose much by it when other programs use the cores.
     """
     before = torch.get_num_threads()
-    return _setting(torch.set_num_threads, count or before, before)
+    return changed_setting(torch.set_num_threads, count or before, before)
 
 
 def tensor_cores(device: torch.device) -> contextlib.AbstractContextManager[None]:
@@ -93,7 +93,7 @@ def tensor_cores(device: torch.device) -> contextlib.AbstractContextManager[None
         return contextlib.nullcontext()
     matmul: Any = torch.backends.cuda.matmul
     name, value = ("fp32_precision", "tf32") if hasattr(matmul, "fp32_precision") else ("allow_tf32", True)  # torch 2.8
-    return _setting(functools.partial(setattr, matmul, name), value, getattr(matmul, name))
+    return changed_setting(functools.partial(setattr, matmul, name), value, getattr(matmul, name))
 
 
 def capture_graph(
@@ -145,7 +145,7 @@ def flush_denormals() -> contextlib.AbstractContextManager[None]:
         >>> flushed, float(torch.tensor(1e-30) * 1e-10) > 0
         (0.0, True)
     """
-    return _setting(torch.set_flush_denormal, True, float(torch.full((), 1e-30) * 1e-10) == 0.0)
+    return changed_setting(torch.set_flush_denormal, True, float(torch.full((), 1e-30) * 1e-10) == 0.0)
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:

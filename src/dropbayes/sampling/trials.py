@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from dropbayes.runtime.devices import autocast_dtype, is_out_of_memory
+from dropbayes.runtime.devices import autocast_dtype, changed_setting, is_out_of_memory
 from dropbayes.sampling.inputs import Inputs, cloned_leaves
 from dropbayes.sampling.inspection import Inspection
 from dropbayes.sampling.masks import Keys
@@ -162,13 +162,7 @@ def _in_full_precision(inspection: Inspection, inputs: Inputs, run: Callable[[],
         return run()
 
 
-@contextlib.contextmanager
-def _without_fallbacks() -> Iterator[None]:
+def _without_fallbacks() -> contextlib.AbstractContextManager[None]:
     """Makes an operation without a batching rule an error: mapped one draw at a time, it would be slow."""
     functorch: Any = torch._C._functorch
-    enabled = functorch._is_vmap_fallback_enabled()
-    functorch._set_vmap_fallback_enabled(False)
-    try:
-        yield
-    finally:
-        functorch._set_vmap_fallback_enabled(enabled)
+    return changed_setting(functorch._set_vmap_fallback_enabled, False, functorch._is_vmap_fallback_enabled())

@@ -1,8 +1,4 @@
-"""Models behind a port: the Open Inference Protocol, version 2, over HTTP (extra `serve`).
-
-Requests that arrive together are predicted together; since a row does not depend on its neighbours, each gets the bits
-it would have got alone.
-"""
+"""Models behind a port: the Open Inference Protocol, version 2, over HTTP (extra `serve`)."""
 
 from dropbayes.runtime.validation import needed_for
 
