@@ -25,9 +25,6 @@ from dropbayes.runtime.arrays import Numbers, NumpyArray
 from dropbayes.runtime.formatting import count, fixed_point, number, percent, printable_name
 from dropbayes.scores import class_log_likelihood
 
-MAX_CLASSES = 30
-"""The maximum number of classes in the table of classes."""
-
 
 def page_context(inputs: ReportInputs) -> dict[str, object]:
     """What the template of the page reads: the measurements, and what is made of them."""
@@ -70,13 +67,13 @@ def page_context(inputs: ReportInputs) -> dict[str, object]:
 
 
 def _class_rows(measured: Classification) -> tuple[list[list[str]], set[int]]:
-    """Precision, recall and support of each class, the most frequent first; and which are never predicted."""
+    """Precision, recall and support of the 30 most frequent classes, and which of them are never predicted."""
     classes = measured.classes
     precision, recall, f1, support = precision_recall_fscore_support(
         measured.labels, measured.predicted, labels=np.arange(len(classes)), zero_division=np.nan
     )
     predicted = measured.confusion.sum(0)
-    order = np.argsort(-support, kind="stable")[:MAX_CLASSES]
+    order = np.argsort(-support, kind="stable")[:30]
     rows = [
         [classes[k], f"{support[k]:,}", f"{predicted[k]:,}", percent(precision[k]), percent(recall[k]), number(f1[k])]
         for k in order

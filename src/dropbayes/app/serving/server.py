@@ -28,7 +28,6 @@ from dropbayes.runtime.devices import end_with_parent, share_cores
 
 _MAX_CONNECTIONS = 1000
 _HEADER_SECONDS = 20.0  # that the head of a request may take, or the rest of a body that is not read
-_LINGER_SECONDS = 1.0  # that an open connection may still send a request after the signal to stop
 
 
 def serve(settings: Settings, *, announce: Callable[[str, ServedModel], None] = lambda url, model: None) -> None:
@@ -129,7 +128,7 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accepts no further connection, and lets those that are open send their requests."""
         clock = asyncio.get_running_loop().time
-        last = clock() + _LINGER_SECONDS
+        last = clock() + 1.0  # in seconds, that an open connection may still send a request
         while select.select(sockets or [], [], [], 0)[0] and clock() < last:
             await asyncio.sleep(0)  # asyncio accepts those that the kernel has accepted
         for server in self.servers:
