@@ -13,7 +13,7 @@ import typer
 
 from dropbayes.app.cli import options
 from dropbayes.app.cli.fitting import versions
-from dropbayes.app.cli.messages import console, print_result, table
+from dropbayes.app.cli.messages import console, escaped, print_result, table
 from dropbayes.runtime.formatting import percent
 
 if TYPE_CHECKING:
@@ -57,7 +57,6 @@ def demo(
 ) -> None:
     """Fit, predict and report on CO2 (or diabetes) in a minute."""
     from rich.console import Console
-    from rich.markup import escape
 
     from dropbayes.runtime import files
 
@@ -96,10 +95,9 @@ def demo(
     terminal.print(_result(model, case), highlight=False)
     for label, name in (("Model", "model"), ("Predictions", f"{case.name}.csv"), ("Report", "report.html")):
         style = "bold" if label == "Report" else "dim"
-        terminal.print(f"[{style}]{label:<11}  {escape(str(folder / name))}[/{style}]", highlight=False, soft_wrap=True)
+        terminal.print(f"[{style}]{label:<11}  {escaped(folder / name)}[/{style}]", highlight=False, soft_wrap=True)
     terminal.print(f"[dim]{time.perf_counter() - begun:.0f} s in all[/dim]", highlight=False)
-    if as_json:
-        print_result({"report": str(folder / "report.html")}, [], as_json=True)
+    print_result({"report": str(folder / "report.html")}, [], as_json=as_json)
 
 
 def carbon_dioxide() -> Case:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from dropbayes.app.cli.rows import Rows
     from dropbayes.runtime.arrays import NumpyArray
 
-__all__ = ["explain", "facts", "reasons"]
-
 
 def explain(
     model: options.ModelFolder,
