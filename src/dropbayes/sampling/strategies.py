@@ -7,7 +7,6 @@ a time, is the law: the other strategies must give what it gives.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -21,7 +20,7 @@ from dropbayes.sampling.inputs import Inputs, cloned_leaves, split
 from dropbayes.sampling.masks import derived_seed
 from dropbayes.sampling.source import KeyedSource, MaskSpec, NetworkChanged, Parted, transform_depth
 from dropbayes.tracing import Interception, RowLayout, Site, UnsupportedStrategy
-from dropbayes.tracing.generators import keyed_generators
+from dropbayes.tracing.generators import keyed_generators, seed_generators
 from dropbayes.tracing.views import eagerly
 
 
@@ -72,8 +71,15 @@ class Work:
 
 def evaluate(strategy: Strategy, spec: MaskSpec, work: Work) -> list[Tensor]:
     """All draws of the work's rows, `[draw, row, ...]` of each tensor of the output; then the integrated variance."""
+    if not (spec.profile.host_random or spec.profile.seeds_torch):
+        return _evaluate(strategy, spec, work)
+    with keyed_generators(None):  # the host's, which the network uses: keyed to seed, draw and row
+        return _evaluate(strategy, spec, work)
+
+
+def _evaluate(strategy: Strategy, spec: MaskSpec, work: Work) -> list[Tensor]:
     if strategy.rows == "single" and len(work.rows) > 1:
-        outputs = [evaluate(strategy, spec, _one_row(work, index)) for index in range(len(work.rows))]
+        outputs = [_evaluate(strategy, spec, _one_row(work, index)) for index in range(len(work.rows))]
         return [torch.cat(tensors, dim=1) for tensors in zip(*outputs, strict=True)]
     if strategy.draws == "single" and len(work.draws) > 1:
         clone = cloned_leaves if spec.profile.writes_input else list
@@ -81,7 +87,7 @@ def evaluate(strategy: Strategy, spec: MaskSpec, work: Work) -> list[Tensor]:
             replace(work, leaves=clone(work.leaves), draws=work.draws[i : i + 1], among=work.draws)
             for i in range(len(work.draws))
         ]
-        runs = [evaluate(strategy, spec, one) for one in singles]
+        runs = [_evaluate(strategy, spec, one) for one in singles]
         return [torch.cat(tensors) for tensors in zip(*runs, strict=True)]
     if strategy == BY_BRANCH:
         return _map_branches(spec, work)
@@ -118,8 +124,13 @@ def _fold(spec: MaskSpec, work: Work) -> list[Tensor]:
     n_draws, n_rows = len(work.draws), len(work.rows)
     source = KeyedSource(spec, work.draws, work.rows, folded=True, among=work.among, learned=work.learned)
     leaves = [_repeat(leaf, axis, n_draws) for leaf, axis in zip(work.leaves, work.inputs.axes, strict=True)]
-    with _host_generators(spec, work):
-        outputs = _run(source, work, leaves)
+    if spec.profile.host_random:
+        if n_draws > 1 or (spec.per_row and n_rows > 1):
+            raise UnsupportedStrategy("random numbers of the host")
+        seed_generators(derived_seed(spec.keys, work.draws[0], work.rows[0] if spec.per_row else 0))
+    elif spec.profile.seeds_torch:
+        seed_generators(None)
+    outputs = _run(source, work, leaves)
     return [_rows_first(out, layout, n_draws, n_rows) for out, layout in _with_layouts(spec, outputs)]
 
 
@@ -237,15 +248,3 @@ def _map_rows(spec: MaskSpec, work: Work, pairs: tuple[Tensor, Tensor] | None = 
         return tuple(out[None] for out in one_draw(None))
 
     return list(torch.func.vmap(one_row, in_dims=in_dims, out_dims=1)(*mapped))
-
-
-def _host_generators(spec: MaskSpec, work: Work) -> contextlib.AbstractContextManager[None]:
-    """Keys the host's generators to seed, draw and row if the network uses them."""
-    profile = spec.profile
-    if not (profile.host_random or profile.seeds_torch):
-        return contextlib.nullcontext()
-    if not profile.host_random:
-        return keyed_generators(None)
-    if len(work.draws) > 1 or (spec.per_row and len(work.rows) > 1):
-        raise UnsupportedStrategy("random numbers of the host")
-    return keyed_generators(derived_seed(spec.keys, work.draws[0], work.rows[0] if spec.per_row else 0))

@@ -152,17 +152,22 @@ class HostDraws:
             _BORROWED.release()
 
 
+def seed_generators(seed: int | None) -> None:
+    """Seeds the global generators, which are borrowed (None: only torch's, with the sentinel)."""
+    torch.default_generator.manual_seed(SENTINEL_SEED + (seed or 0) % 2**32)
+    if seed is not None:
+        random.seed(seed)
+        if "numpy.random" in sys.modules:
+            sys.modules["numpy.random"].seed(seed % 2**32)
+
+
 @contextlib.contextmanager
 def keyed_generators(seed: int | None) -> Iterator[None]:
-    """The global generators seeded (None: only torch's, with the sentinel), and put back as they were."""
+    """The global generators borrowed and seeded, and put back as they were."""
     with _BORROWED:
         states, torch_state = _global_states(), torch.default_generator.get_state()
         try:
-            torch.default_generator.manual_seed(SENTINEL_SEED + (seed or 0) % 2**32)
-            if seed is not None:
-                random.seed(seed)
-                if "numpy.random" in states:
-                    sys.modules["numpy.random"].seed(seed % 2**32)
+            seed_generators(seed)
             yield
         finally:
             _restore(states)
