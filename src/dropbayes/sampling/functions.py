@@ -52,7 +52,7 @@ def draws(
         >>> draws(net, torch.ones(3, 2), n_draws=10).shape
         torch.Size([10, 3, 1])
     """
-    inputs = as_inputs(x, row_axis=sampling.row_axis)
+    inputs = as_inputs(x, net, row_axis=sampling.row_axis)
     plan = make_plan(net, inputs, keys=sampling.keys(n_draws, seed), masks=masks, sampling=sampling)
     outputs, _ = plan.collected(inputs, first_row=sampling.row_offset)
     keep_state(net, inputs, plan.profile)
@@ -61,7 +61,7 @@ def draws(
 
 def is_stochastic(net: nn.Module, x: PyTree) -> bool:
     """Whether two draws of `net` on `x` can differ: whether it has dropout that is switched on."""
-    inputs, plain = as_inputs(x), checked_network(net)
+    inputs, plain = as_inputs(x, net), checked_network(net)
     direct = as_perceptron(plain, inputs.leaves[0]) if inputs.is_matrix else None
     return (inspect(plain, inputs) if direct is None else direct).profile.n_random > 0
 
@@ -79,7 +79,7 @@ def keep_state(net: nn.Module, inputs: Inputs, profile: Profile) -> None:
 
 def evaluation_output(net: nn.Module, x: PyTree) -> PyTree:
     """The network's output in evaluation mode, without its masks; its flags and its state are not changed."""
-    return _evaluate(View(checked_network(net), own_parameters=True), as_inputs(x))
+    return _evaluate(View(checked_network(net), own_parameters=True), as_inputs(x, net))
 
 
 @torch.no_grad()
@@ -134,7 +134,7 @@ def called_draw(
     x = kwargs if kwargs and not args else args[0] if len(args) == 1 and not kwargs else args
     if args and kwargs:
         raise TypeError("a draw takes positional or named arguments, not both. Name all of them.")
-    inputs, by_position = as_inputs(x, row_axis=sampling.row_axis), sampling.positions is not None
+    inputs, by_position = as_inputs(x, net, row_axis=sampling.row_axis), sampling.positions is not None
     seen = replace(inputs, leaves=tuple(map(_outside_transforms, inputs.leaves)))
     inspection = inspect(net, seen, sampling.ignored, positions=by_position, any_length=by_position)
     inspection.profile.check_random()

@@ -187,8 +187,10 @@ def _narrow(leaf: PyTree, axis: int | None, start: int, stop: int) -> PyTree:
     return _select(leaf, axis, range(start, stop))
 
 
-def as_inputs(x: PyTree, *, row_axis: RowAxis = 0) -> Inputs:
+def as_inputs(x: PyTree, net: nn.Module | None = None, *, row_axis: RowAxis = 0) -> Inputs:
     """The network's arguments in `x`: a tensor or array, a tuple of positional ones, or a mapping of named ones.
+
+    A mapping none of whose names `net` takes is itself its argument.
 
     Tensors with as many entries along `row_axis` as the first tensor has are split into rows; all else is passed whole.
     A mapping or sequence gives the `row_axis` of each argument; with None, the whole input is one row.
@@ -201,7 +203,7 @@ def as_inputs(x: PyTree, *, row_axis: RowAxis = 0) -> Inputs:
     if isinstance(x, Tensor):
         arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((x,), {})
     elif isinstance(x, Mapping):
-        arguments = ((), dict(x))
+        arguments = ((dict(x),), {}) if net is not None and _is_argument(net, x) else ((), dict(x))
     elif isinstance(x, (tuple, list)):
         arguments = (tuple(x), {})
     elif row_axis is None:  # an object that the network takes whole
@@ -298,6 +300,8 @@ _ONE_ARGUMENT = pytree.tree_flatten(((torch.empty(0),), {}))[1]
 def network_arguments(net: nn.Module, batch: PyTree) -> PyTree:
     """The arguments in a batch without its targets: `labels`, and what the forward pass does not accept."""
     if isinstance(batch, Mapping):
+        if _is_argument(net, batch):
+            return batch
         accepted = _parameters_of(net)
         named = accepted is None or any(p.kind is p.VAR_KEYWORD for p in accepted)
         names = set() if accepted is None else {p.name for p in accepted}
@@ -312,6 +316,12 @@ def network_arguments(net: nn.Module, batch: PyTree) -> PyTree:
             taken = min(len(positional), max(len(required), len(batch) - 1))
             return batch[0] if taken <= 1 else batch[:taken]
     return batch
+
+
+def _is_argument(net: nn.Module, batch: Mapping[str, Any]) -> bool:
+    """Whether a network takes a mapping as its argument: it knows none of its names."""
+    accepted = _parameters_of(net) or []
+    return bool(accepted) and not any(p.kind is p.VAR_KEYWORD or p.name in batch for p in accepted)
 
 
 def _parameters_of(net: nn.Module) -> list[inspect.Parameter] | None:

@@ -52,7 +52,7 @@ def sites(net: nn.Module, x: PyTree, *, sampling: Sampling = Sampling()) -> Site
         0     2     dropout  0.1        1x8    3
         1 site; 80 % of a forward pass is shared by all draws
     """
-    profile = inspect(checked_network(net), as_inputs(x, row_axis=sampling.row_axis), sampling.ignored).profile
+    profile = inspect(checked_network(net), as_inputs(x, net, row_axis=sampling.row_axis), sampling.ignored).profile
     return Sites(profile.sites + profile.left_out, profile.prefix_share)
 
 
