@@ -13,18 +13,6 @@ from dropbayes.tracing.sources import Handlers, RandomMode, scaled_product
 
 
 def _dropout(
-    mode: RandomMode, func: Operation, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-) -> Tensor:
-    p = float(p)  # a NumPy number would round the scale
-    if not 0 < p <= 1 or mode.source.is_off(training):
-        return func(input, p, False)
-    integrated = mode.source.integrate(input, p)
-    if integrated is not None:
-        return integrated
-    return mode.source.dropout("dropout", input, p, _shape(input), inplace)
-
-
-def _feature_dropout(
     mode: RandomMode,
     func: Operation,
     input: Tensor,
@@ -32,12 +20,16 @@ def _feature_dropout(
     training: bool = True,
     inplace: bool = False,
     *,
-    unbatched_dim: int = 0,
+    unbatched_dim: int | None = None,
 ) -> Tensor:
-    p = float(p)
+    """Dropout of elements or, given the number of axes of an input without rows, of whole channels."""
+    p = float(p)  # a NumPy number would round the scale
     if not 0 < p <= 1 or mode.source.is_off(training):
         return func(input, p, False)
-    return mode.source.dropout("feature_dropout", input, p, _features(input, unbatched_dim), inplace)
+    if unbatched_dim is not None:
+        return mode.source.dropout("feature_dropout", input, p, _features(input, unbatched_dim), inplace)
+    integrated = mode.source.integrate(input, p)
+    return mode.source.dropout("dropout", input, p, _shape(input), inplace) if integrated is None else integrated
 
 
 def _alpha_dropout(
@@ -95,11 +87,10 @@ HANDLERS: Handlers = {
     **dict.fromkeys((F.dropout, torch.dropout), _dropout),
     torch.dropout_: functools.partial(_dropout, inplace=True),
     torch.native_dropout: _native_dropout,
-    F.dropout1d: functools.partial(_feature_dropout, unbatched_dim=2),
-    F.dropout2d: _feature_dropout,
-    F.dropout3d: functools.partial(_feature_dropout, unbatched_dim=4),
-    torch.feature_dropout: _feature_dropout,
-    torch.feature_dropout_: functools.partial(_feature_dropout, inplace=True),
+    F.dropout1d: functools.partial(_dropout, unbatched_dim=2),
+    F.dropout3d: functools.partial(_dropout, unbatched_dim=4),
+    **dict.fromkeys((F.dropout2d, torch.feature_dropout), functools.partial(_dropout, unbatched_dim=0)),
+    torch.feature_dropout_: functools.partial(_dropout, unbatched_dim=0, inplace=True),
     **dict.fromkeys((F.alpha_dropout, torch.alpha_dropout), _alpha_dropout),
     torch.alpha_dropout_: functools.partial(_alpha_dropout, inplace=True),
     **dict.fromkeys(
