@@ -249,13 +249,10 @@ class Recorder(Ones):
             self._use(weight, self._keep_prob_of(*factors))
 
     def _use_attention(self, args: Arguments, kwargs: NamedArguments) -> None:
-        """The projections of the inputs, which are cut from one weight; that of the output is a product of its own."""
-        by_input = dict(zip(("q_proj_weight", "k_proj_weight", "v_proj_weight"), args[:3], strict=True))
-        for weight in (*args, *kwargs.values()):
-            if isinstance(weight, Tensor) and id(weight) in self._weights:
-                parameter = self._weights[id(weight)].rpartition(".")[2]
-                if parameter != "weight" and not any(name == self._weights[id(weight)] for name, _ in self.uses[-4:]):
-                    self._use(weight, self._keep_prob_of(by_input.get(parameter, args[0])))
+        """The weight that is cut into the projections of three inputs; an uncut one is in a product of its own."""
+        name = self._weights.get(id(_argument(args, kwargs, 5, "in_proj_weight")))
+        if name is not None and all(used != name for used, _ in self.uses[-2:]):
+            self.uses.append((name, self._keep_prob_of(_argument(args, kwargs, 0, "query"))))
 
     def _use_recurrent(self, args: Arguments) -> None:
         weights = [w for a in args if isinstance(a, (tuple, list)) for w in a if isinstance(w, Tensor)]
