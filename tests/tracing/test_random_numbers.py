@@ -46,6 +46,11 @@ def test_random_numbers_are_written_where_the_caller_wants_them():
     assert coin.tolist() == [1, 1, 0, 0] and normal.tolist() == pytest.approx(torch.special.ndtri(uniform).tolist())
 
 
+def test_coins_in_the_shape_of_whole_numbers_have_their_probability():
+    out, _ = run_with_fixed_source(lambda: torch.bernoulli(torch.zeros(4, dtype=torch.int64), 0.5))
+    assert out.dtype == torch.int64 and out.tolist() == [1, 1, 0, 0]
+
+
 def test_comparisons_take_keywords():
     out, _ = run_with_fixed_source(lambda: torch.lt(torch.tensor([1.0, 3.0]), other=2.0))
     assert out.tolist() == [True, False]

@@ -49,17 +49,14 @@ def _keyed(*operations: Operation) -> Callable[[Callable[..., Tensor]], Callable
     return enter
 
 
-@_keyed(torch.bernoulli, Tensor.bernoulli)
-def _bernoulli(mode: RandomMode, func: Operation, input: Tensor, p: float | None = None, **kwargs: Any) -> Tensor:
-    probability = input if p is None else torch.full_like(input, p)
-    return mode.source.bernoulli(probability, None if p is None else 1 - p).to(input.dtype)
-
-
-@_keyed(Tensor.bernoulli_)
-def _bernoulli_(mode: RandomMode, func: Operation, input: Tensor, p: Any = 0.5, **kwargs: Any) -> Tensor:
-    is_number = not isinstance(p, Tensor)
-    probability = torch.full(tuple(input.shape), p, device=input.device) if is_number else p.expand(input.shape)
-    return _filled(input, mode.source.bernoulli(probability, 1 - p if is_number else None))
+@_keyed(torch.bernoulli, Tensor.bernoulli, Tensor.bernoulli_)
+def _bernoulli(mode: RandomMode, func: Operation, input: Tensor, p: Any = None, **kwargs: Any) -> Tensor:
+    in_place = func is Tensor.bernoulli_
+    chance: Any = (0.5 if in_place else input) if p is None else p
+    is_number = not isinstance(chance, Tensor)
+    probability = torch.full(tuple(input.shape), chance, device=input.device) if is_number else chance
+    drawn = mode.source.bernoulli(probability.expand(input.shape), 1 - chance if is_number else None)
+    return _filled(input, drawn) if in_place else drawn.to(input.dtype)
 
 
 def _filled(input: Tensor, value: Tensor) -> Tensor:
