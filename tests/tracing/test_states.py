@@ -109,14 +109,55 @@ def test_changes_are_named_by_module_and_attribute():
     assert state.changes(net) == [("", "seen"), ("0", "extra"), ("2", "p")]
 
 
-def test_an_object_that_is_gone_does_not_lend_its_identity_to_another():
+class Slotted:
+    """An object that cannot be referred to weakly."""
+
+    __slots__ = ()
+
+    def method(self):
+        """Bound to it."""
+
+
+OBJECTS = {
+    "a tensor": lambda: torch.zeros(2),
+    "a number of NumPy": lambda: np.float64(torch.rand(()).item()),
+    "a tuple": lambda: (torch.rand(()).item(),),
+    "a slotted object": Slotted,
+    "a method": lambda: Context().__init__,
+    "deep inside": lambda: [[[[[[Context()]]]]]],
+}
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_an_object_that_is_gone_does_not_lend_its_identity_to_another(name):
     net = nn.Identity()
-    net.__dict__["plain"] = torch.zeros(2)
+    net.__dict__["held"] = OBJECTS[name]()
     state = NetworkState(net)
-    net.__dict__["plain"] = None
+    assert state.holds(net)
+    net.__dict__["held"] = None
     gc.collect()
     for _ in range(100):  # until one is at the same address
-        net.__dict__["plain"] = torch.zeros(2)
+        net.__dict__["held"] = OBJECTS[name]()
+        assert not state.holds(net)
+
+
+def test_an_equal_number_that_is_gone_does_not_lend_its_identity_to_another():
+    net = nn.Dropout(0.25)
+    state = NetworkState(net)
+    net.p = float("0.25")
+    assert state.holds(net)
+    net.p = 0.0
+    for _ in range(100):
+        net.p = float("0.5")
+        assert not state.holds(net)
+
+
+def test_a_forward_that_is_gone_does_not_lend_its_identity_to_another():
+    kind = type("Patched", (nn.Module,), {"forward": lambda self, x: x})
+    net = kind()
+    state = NetworkState(net)
+    for _ in range(100):
+        kind.forward = lambda self, x: -x
         assert not state.holds(net)
 
 

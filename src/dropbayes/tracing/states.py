@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import contextlib
 import functools
 import hashlib
 import itertools
@@ -12,7 +11,7 @@ import sys
 import types
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import numpy as np
@@ -39,40 +38,13 @@ class NetworkState:
 
     def __init__(self, net: nn.Module, *, versions: bool = False) -> None:
         self._versions = versions
-        self._alive: list[weakref.ref[Any]] = []  # an identity counts as long as its object lives
+        self._alive: list[Callable[[], Any]] = []  # an identity counts as long as its object lives
         self._tokens = self._describe(net, None if versions else self._alive)  # a view lives as long as its state
-
-        # Plain values are kept, so that their identity stays theirs; what else may change inside is named by module.
-        self._kept: list[Any] = []
-        self._deep: dict[int, list[str]] = {}
-        for module in () if versions else _modules_of(net):
-            own = [(key, value) for key, value in module.__dict__.items() if key not in _INTERNAL]
-            self._kept += [value for _, value in own if value.__class__ in _PLAIN]
-            self._deep[id(module.__dict__)] = [k for k, v in own if _may_change(v)]
-        self._marks = [] if versions else self._mark(net)
 
     def holds(self, net: nn.Module) -> bool:
         """Whether nothing has changed."""
-        marks = [] if self._versions else self._mark(net)
-        if self._versions or marks != self._marks:
-            if self._describe(net) != self._tokens:
-                return False
-            self._marks = marks
-        return all(map(operator.is_not, map(operator.call, self._alive), itertools.repeat(None)))
-
-    def _mark(self, net: nn.Module) -> list[Any]:
-        """The identities of all that the modules hold, in one pass over their dictionaries."""
-        modules, token = _modules_of(net), _Tokens(False, None)
-        states = [module.__dict__ for module in modules]
-        inner = itertools.chain.from_iterable(map(operator.itemgetter("_buffers", *_COMPARED), states))
-        values = itertools.chain.from_iterable(map(dict.values, (*states, *filter(None, inner))))
-        return [
-            *torch_modules._global_forward_hooks,
-            *torch_modules._global_forward_pre_hooks,
-            *[id(module.__class__.forward) for module in modules],
-            *map(id, values),
-            *[token(state.get(key)) for state in states if (keys := self._deep.get(id(state))) for key in keys],
-        ]
+        is_alive = map(operator.is_not, map(operator.call, self._alive), itertools.repeat(None))
+        return self._describe(net) == self._tokens and all(is_alive)
 
     def changes(self, net: nn.Module) -> list[tuple[str, str]]:
         """What has changed: the path of a module, and an attribute, or a buffer as "_buffers/name"."""
@@ -91,34 +63,25 @@ class NetworkState:
         described: list[Any] = [
             tuple(map(tuple, (torch_modules._global_forward_hooks, torch_modules._global_forward_pre_hooks)))
         ]
-        for module in _modules_of(net):
+        groups = _COMPARED if self._versions else ("_buffers", *_COMPARED)
+        for module in net.modules():
             state, kind = module.__dict__, module.__class__
             tokens: dict[str, Any] = {_CLASS: (id(kind), id(kind.forward))}
-            for key, value in state.items():
-                if key not in _INTERNAL and (value.__class__ not in _CONTAINERS or value):
-                    tokens[key] = value if value.__class__ in _PLAIN else token(value)
-            for name, buffer in state["_buffers"].items():
+            token.keep((kind, kind.forward))
+            for key in state.keys() - _INTERNAL:
+                value = state[key]
+                if value.__class__ in _PLAIN:
+                    tokens[key] = value
+                elif value.__class__ not in _CONTAINERS or value:
+                    tokens[key] = token(value)
+            for name, buffer in state["_buffers"].items() if self._versions else ():
                 tokens[f"_buffers/{name}"] = token(buffer)
-            for key in _COMPARED:
+            for key in groups:
                 if inner := state[key]:
                     tokens[key] = tuple(inner), tuple(map(id, inner.values()))
                     token.keep(inner.values())
             described.append(tokens)
         return described
-
-
-def _modules_of(net: nn.Module) -> list[nn.Module]:
-    """All modules of a network, each once, in the order of `net.modules()`."""
-    found, seen = [], set[int]()
-    pending: list[nn.Module | None] = [net]
-    while pending:
-        module = pending.pop()
-        if module is not None and id(module) not in seen:
-            seen.add(id(module))
-            found.append(module)
-            if children := module.__dict__["_modules"]:
-                pending.extend(reversed(children.values()))
-    return found
 
 
 _CLASS = "class"
@@ -134,7 +97,7 @@ class _Tokens:
 
     def __call__(self, value: Any, depth: int = 0) -> Any:
         kind = type(value)  # its own idea of its class may cost a call of its own code
-        if kind in _PLAIN:
+        if kind in _PLAIN or (kind is tuple and set(map(type, value)) <= _PLAIN):
             return value
         if id(value) in self.seen:
             return id(value)
@@ -145,9 +108,9 @@ class _Tokens:
         if issubclass(kind, (bytearray, array.array)):
             return bytes(value)
         if kind is types.MethodType:
-            return id(value.__func__), id(value.__self__)
+            return self._identity(value.__func__), self._identity(value.__self__)
         if depth > _MAX_DEPTH:
-            return id(value)
+            return self._identity(value)
         if issubclass(kind, dict):
             self.seen.add(id(value))
             return tuple((self(k, depth + 1), self(v, depth + 1)) for k, v in value.items())
@@ -168,15 +131,10 @@ class _Tokens:
     def keep(self, values: Iterable[Any]) -> None:
         """Notes objects whose identity counts."""
         for value in values if self.alive is not None else ():
-            with contextlib.suppress(TypeError):  # a built-in that cannot be referred to weakly
+            try:
                 cast(list[Any], self.alive).append(weakref.ref(value))
-
-
-def _may_change(value: Any) -> bool:
-    """Whether a value may hold something else than before and still be the same object."""
-    if value.__class__ is tuple:
-        return any(item.__class__ not in _PLAIN for item in value)
-    return value.__class__ in _CONTAINERS or is_object(value)
+            except TypeError:  # a slice, a number of NumPy: no other can take its place while it is kept
+                cast(list[Any], self.alive).append(lambda value=value: (value,))
 
 
 def version(tensor: Tensor) -> int:
