@@ -154,6 +154,16 @@ def test_containers_and_objects_of_the_network_are_copied_and_stay_shared():
     assert net[0].context.calls == [] and net.table == {"rate": 0.1, "more": [1]}
 
 
+@pytest.mark.parametrize("held", [[], [0]])
+def test_a_list_that_a_hook_closes_over_is_the_views_also_while_it_is_empty(held):
+    net, log = nn.Sequential(nn.Linear(2, 2)), list(held)
+    net.log = net[0].seen = log
+    net[0].register_forward_hook(lambda module, args, output: log.append(1))
+    view = View(net).net
+    view(torch.zeros(1, 2))
+    assert net.log == held and view.log == [*held, 1] and view[0].seen is view.log
+
+
 def test_generators_of_the_network_are_copied_and_listed():
     net = nn.Identity()
     net.python, net.source = random.Random(3), torch.Generator().manual_seed(3)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 
-_PLAIN = frozenset({bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size, type})
+PLAIN = frozenset({bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size, type})
 _MAX_DEPTH = 4
 _COMPARED = ("_parameters", "_modules", "_forward_hooks", "_forward_pre_hooks")
 # Flags are set by the view; state dictionaries and backward passes play no part in a forward pass.
@@ -70,7 +70,7 @@ class NetworkState:
             token.keep((kind, kind.forward))
             for key in state.keys() - _INTERNAL:
                 value = state[key]
-                if value.__class__ in _PLAIN:
+                if value.__class__ in PLAIN:
                     tokens[key] = value
                 elif value.__class__ not in _CONTAINERS or value:
                     tokens[key] = token(value)
@@ -97,7 +97,7 @@ class _Tokens:
 
     def __call__(self, value: Any, depth: int = 0) -> Any:
         kind = type(value)  # its own idea of its class may cost a call of its own code
-        if kind in _PLAIN or (kind is tuple and set(map(type, value)) <= _PLAIN):
+        if kind in PLAIN or (kind is tuple and set(map(type, value)) <= PLAIN):
             return value
         if id(value) in self.seen:
             return id(value)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 
-from dropbayes.tracing.states import NetworkState, cell_value, is_object
+from dropbayes.tracing.states import PLAIN, NetworkState, cell_value, is_object
 from dropbayes.tracing.watch import SharedWrite, Watch, storage
 
 Flags = Callable[[str, nn.Module], bool]
@@ -191,21 +191,11 @@ class View:
         return clone
 
     def _fill(self, module: nn.Module) -> None:
-        clone = self._clones[id(module)]
-        for key, value in module.__dict__.items():
-            if key == "_modules":
-                continue
-            if key == "_buffers":
-                clone.__dict__[key] = {name: self._tensor(buffer) for name, buffer in value.items()}
-            elif key == "_parameters":
-                clone.__dict__[key] = {name: self._parameter(parameter) for name, parameter in value.items()}
-            elif type(value) in _IMMUTABLE:
-                clone.__dict__[key] = value
-            elif type(value) in _PLAIN_CONTAINERS and not value:
-                clone.__dict__[key] = type(value)()
-            else:
-                clone.__dict__[key] = self._copy(value)
-        clone.__dict__["_compiled_call_impl"] = None
+        state = self._clones[id(module)].__dict__
+        state["_parameters"] = {name: self._parameter(parameter) for name, parameter in module._parameters.items()}
+        state["_buffers"] = {name: self._tensor(buffer) for name, buffer in module._buffers.items()}
+        state["_compiled_call_impl"] = None
+        state.update({key: self._copy(value) for key, value in module.__dict__.items() if key not in state})
 
     def _parameter(self, parameter: Any) -> Any:
         if parameter is None or not (self._own_parameters or self._switches):
@@ -265,7 +255,7 @@ class View:
 
     def _copy(self, value: Any, depth: int = 0) -> Any:
         """`value` as the view holds it: copied where a pass may write to it, bound to the modules of the view."""
-        if type(value) in _IMMUTABLE or depth > 4:
+        if type(value) in PLAIN or depth > 4:
             return value
         if type(value) in weakref.ProxyTypes:  # which claims the class of its target
             target = value.__repr__.__self__
@@ -274,6 +264,8 @@ class View:
             return self._clones.get(id(value), value)
         if id(value) in self._copies:
             return self._copies[id(value)]
+        if type(value) in (dict, OrderedDict, list, set) and not value:  # most of what a module holds
+            return self._remember(value, type(value)())
         if isinstance(value, Tensor):
             return self._tensor(value) if depth < 2 else value
         if isinstance(value, (np.ndarray, bytearray, array.array)):
@@ -346,10 +338,6 @@ class View:
         made = types.FunctionType(value.__code__, value.__globals__, value.__name__, defaults or None, closure)
         made.__kwdefaults__, made.__dict__ = named or None, dict(value.__dict__)
         return made
-
-
-_IMMUTABLE = frozenset({bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size, bytes})
-_PLAIN_CONTAINERS = frozenset({dict, OrderedDict, list, set})
 
 
 def _switches(module: nn.Module) -> bool:
