@@ -313,15 +313,26 @@ def compared_with_a_tensor(self, x):
     return self.d(torch.where(torch.rand([]) < torch.tensor([0.2, 0.9]), self.a(x), 3 * self.b(x)))
 
 
+def compared_with_a_number_and_a_tensor(self, x):
+    r = torch.rand([])
+    h = self.a(x) if r < self.rate else 3 * self.b(x)
+    return self.d(h + 5 * self.c(x) if r < torch.tensor(0.4) else h)
+
+
 COMPARED = {
     "rand([])": one_of_three(lambda: torch.rand([])), "rand(1)": one_of_three(lambda: torch.rand(1)),
     "item": one_of_three(lambda: torch.rand(1).item()), "Python's": one_of_three(random.random),
     "NumPy's": one_of_three(lambda: np.random.rand()), "uniform_": one_of_three(lambda: torch.empty(1).uniform_()),
 } | {f.__name__: f for f in (second_rate_zero, both_ends, compared_and_used, scaled_first, by_an_index, in_buckets,
-                             compared_with_a_tensor)}  # fmt: skip
+                             compared_with_a_tensor, compared_with_a_number_and_a_tensor)}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", slow_except(COMPARED, "rand([])", "Python's", "NumPy's", "both_ends", "in_buckets"))
+@pytest.mark.parametrize(
+    "name",
+    slow_except(
+        COMPARED, "rand([])", "Python's", "NumPy's", "both_ends", "in_buckets", "compared_with_a_number_and_a_tensor"
+    ),
+)
 def test_a_random_number_that_is_compared_more_than_once_has_the_law_of_the_loop(name):
     children = {letter: nn.Linear(6, 2) for letter in "abc"}
     net, x = made(lambda: (network(COMPARED[name], d=nn.Dropout(0.1), rate=0.0, **children), rows(3)))

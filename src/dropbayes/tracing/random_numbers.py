@@ -10,9 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
-from torch.utils._pytree import PyTree
 
-from dropbayes.tracing.operations import LESS, MORE, Arguments, NamedArguments, Operation, is_batched
+from dropbayes.tracing.operations import Arguments, NamedArguments, Operation, is_batched
 from dropbayes.tracing.sources import Handlers, Ones, RandomMode, handles, run_intercepted
 
 HANDLERS: Handlers = {F.gumbel_softmax: run_intercepted}
@@ -216,13 +215,6 @@ def _rrelu(
     slope = (lower + (upper - lower) * uniform).to(input.dtype)
     result = torch.where(input >= 0, input, input * slope)
     return input.copy_(result) if inplace else result
-
-
-@handles(HANDLERS, *LESS, *MORE)
-def _compare(mode: RandomMode, func: Operation, *args: Any, **kwargs: Any) -> PyTree:
-    if len(args) == 2 and not kwargs:
-        mode.source.compare(func, *args)
-    return func(*args, **kwargs)
 
 
 @handles(HANDLERS, draw_or_mean)

@@ -131,21 +131,6 @@ class Recorder(Ones):
         self.seeds_torch |= fixed
         return fixed
 
-    def compare(self, func: Callable[..., Any], left: Any, right: Any) -> None:
-        """A single uniform compared with a number is LayerDrop: the number is the site's drop probability."""
-        drawn, number, less = (
-            (left, right, func in LESS) if isinstance(left, Tensor) else (right, left, func not in LESS)
-        )
-        index = self._scalars.get(id(drawn))
-        if index is None or not isinstance(number, (int, float)):
-            return
-        site, chance = self.sites[index], min(max(float(number), 0.0), 1.0)
-        chance = chance if less else 1 - chance
-        # Compared with a second number, it chooses between more than two branches.
-        known = chance if index not in self._compared else site.drop_prob
-        self._compared.add(index)
-        self.sites[index] = replace(site, drop_prob=chance if known == chance else None)
-
     # What happens around them -----------------------------------------------------------------------------------------
 
     def after(self, func: Callable[..., Any], args: Arguments, kwargs: NamedArguments, result: Any) -> None:
@@ -158,7 +143,7 @@ class Recorder(Ones):
             if is_first:  # its first layer comes before the site
                 self._count_first_layer(args)
         if func in LESS or func in MORE:
-            self._note_comparison(args, result)
+            self._note_comparison(func, args, result)
         if func in READS and self.watch is not None:
             self.watch.note_read(args[0], number=True) if READS[func] else self.watch.note_length(args[0])
         if func in RECURRENT or func in CELLS:
@@ -169,10 +154,20 @@ class Recorder(Ones):
             self._follow(func, args, kwargs, result)
         self._count(func, args, kwargs, result)
 
-    def _note_comparison(self, args: Arguments, result: Any) -> None:
-        """A single uniform compared with 0 or 1 decides nothing: LayerDrop that is switched off."""
-        compared = [self._scalars[id(a)] for a in args if id(a) in self._scalars]
-        if compared and not self.sites[compared[0]].is_random and self.watch is not None:
+    def _note_comparison(self, func: Callable[..., Any], args: Arguments, result: Any) -> None:
+        """A single uniform compared with one number is LayerDrop: the number is the site's drop probability."""
+        side = next((side for side, arg in enumerate(args) if id(arg) in self._scalars), None)
+        if side is None:
+            return
+        index, chance = self._scalars[id(args[side])], None
+        if len(args) == 2 and isinstance(args[1 - side], (int, float)):
+            below = min(max(float(args[1 - side]), 0.0), 1.0)
+            chance = below if (func in LESS) == (side == 0) else 1 - below
+        # Compared with a second number, or with a tensor, it may choose between more than two branches.
+        known = self.sites[index].drop_prob if index in self._compared else chance
+        self._compared.add(index)
+        self.sites[index] = replace(self.sites[index], drop_prob=chance if known == chance else None)
+        if not self.sites[index].is_random and self.watch is not None:  # switched off, it decides nothing
             self.watch.unmark(result)
 
     def is_integrable(self, outputs: list[Tensor]) -> bool:

@@ -95,10 +95,6 @@ class Source(ABC):
         """Attention whose weights have the mask of the next site, by a fused kernel; None without one."""
         return None
 
-    def compare(self, func: Callable[..., Any], left: Any, right: Any) -> None:
-        """Called before two values are compared by <, <=, > or >=."""
-        return
-
     def read(self, tensor: Tensor) -> Tensor:
         """The one value that all members of a mapped tensor have."""
         while is_batched(tensor):
