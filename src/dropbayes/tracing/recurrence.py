@@ -36,16 +36,11 @@ def recurrence(func: Callable[..., Any], args: Arguments, between: Callable[[Ten
             input = between(input, drop_prob)
         layer_states = [state[layer * directions : (layer + 1) * directions] for state in states]
         layer_weights = weights[layer * per_layer : (layer + 1) * per_layer]
-        flags = (func, has_biases, bidirectional, batch_first, len(layer_states))
-        if packed:
-            initial = layer_states if len(layer_states) > 1 else layer_states[0]
-            settings = (has_biases, 1, 0.0, torch.is_grad_enabled(), bidirectional)
-            result = func(input, batch_sizes, initial, layer_weights, *settings)
-        elif any(map(is_batched, (input, *layer_states, *layer_weights))):
-            result = _Layer.apply(flags, input, *layer_states, *layer_weights)
-        else:  # torch's own layer, which has derivatives of any order
-            result = _Layer.forward(flags, input, *layer_states, *layer_weights)
-        input, last = result[0], list(result[1:])
+        flags = (func, batch_sizes, has_biases, bidirectional, batch_first, len(layer_states))
+        tensors = (input, *layer_states, *layer_weights)
+        # Called as it stands, torch's layer has derivatives of any order; only padded sequences can be mapped over.
+        run = _Layer.apply if not packed and any(map(is_batched, tensors)) else _Layer.forward
+        input, *last = run(flags, *tensors)
         finals.append(last)
     return (input, *(torch.cat(state) for state in zip(*finals, strict=True)))
 
@@ -55,7 +50,7 @@ class _Layer(torch.autograd.Function):
 
     @staticmethod
     def forward(flags: tuple[Any, ...], input: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        func, has_biases, bidirectional, batch_first, n_states = flags
+        func, batch_sizes, has_biases, bidirectional, batch_first, n_states = flags
         states, weights = [state.contiguous() for state in tensors[:n_states]], list(tensors[n_states:])
         if input.is_cuda and not has_biases:
             # Without biases cuDNN would read the wrong weights from the buffer of all layers.
@@ -63,9 +58,10 @@ class _Layer(torch.autograd.Function):
         hx = states if n_states > 1 else states[0]
         with warnings.catch_warnings():  # cuDNN's buffer holds all layers, and one runs here
             warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
-            settings = (has_biases, 1, 0.0, torch.is_grad_enabled(), bidirectional, batch_first)
-            result: tuple[Tensor, ...] = func(input, hx, weights, *settings)
-        return result
+            settings = (has_biases, 1, 0.0, torch.is_grad_enabled(), bidirectional)
+            if batch_sizes is not None:
+                return func(input, batch_sizes, hx, weights, *settings)
+            return func(input, hx, weights, *settings, batch_first)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: PyTree) -> None:
@@ -82,7 +78,7 @@ class _Layer(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], flags: tuple[Any, ...], input: Tensor, *tensors: Tensor) -> PyTree:
-        _, _, _, batch_first, n_states = flags
+        *_, batch_first, n_states = flags
         if any(dim is not None for dim in in_dims[2 + n_states :]):
             raise RuntimeError("vmap: recurrent weights that differ between draws run one draw at a time")
         rows = 0 if batch_first else 1
