@@ -154,14 +154,31 @@ def test_containers_and_objects_of_the_network_are_copied_and_stay_shared():
     assert net[0].context.calls == [] and net.table == {"rate": 0.1, "more": [1]}
 
 
+def closing_over(log):
+    return lambda module, args, output: log.append(1)
+
+
+def with_default(log):
+    return lambda module, args, output, log=log: log.append(1)
+
+
+def with_keyword(log):
+    def hook(module, args, output, *, log=log):
+        log.append(1)
+
+    return hook
+
+
 @pytest.mark.parametrize("held", [[], [0]])
-def test_a_list_that_a_hook_closes_over_is_the_views_also_while_it_is_empty(held):
-    net, log = nn.Sequential(nn.Linear(2, 2)), list(held)
-    net.log = net[0].seen = log
-    net[0].register_forward_hook(lambda module, args, output: log.append(1))
+@pytest.mark.parametrize("hook", [closing_over, with_default, with_keyword])
+@pytest.mark.parametrize("of", ["", "0", "1"])
+def test_a_list_of_the_network_that_a_hook_writes_to_is_the_views(held, hook, of):
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Tanh())
+    net[1].log = net[2].seen = log = list(held)
+    net.get_submodule(of).register_forward_hook(hook(log))
     view = View(net).net
     view(torch.zeros(1, 2))
-    assert net.log == held and view.log == [*held, 1] and view[0].seen is view.log
+    assert log == held and view[1].log == [*held, 1] and view[2].seen is view[1].log
 
 
 def test_generators_of_the_network_are_copied_and_listed():

@@ -16,7 +16,7 @@ import sys
 import types
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import numpy as np
@@ -109,8 +109,8 @@ class View:
         self._originals: list[nn.Module] = []
         self.net = self._clone(net, "")
         self._switches = any(_switches(module) for module in self._originals)
-        for module in self._originals:
-            self._fill(module)
+        for state, key, value in [entry for module in self._originals for entry in self._fill(module)]:
+            state[key] = self._copy(value)
         self.moves_weights = self._switches and not self._switch(may_train is not None)
         if not self._switches:
             for clone in self._clones.values():
@@ -190,12 +190,17 @@ class View:
         clone.__dict__["_modules"] = children
         return clone
 
-    def _fill(self, module: nn.Module) -> None:
+    def _fill(self, module: nn.Module) -> Iterator[tuple[dict[str, Any], str, Any]]:
+        """Fills a module of the view; yields its functions, to be bound last: they may close over what any holds."""
         state = self._clones[id(module)].__dict__
         state["_parameters"] = {name: self._parameter(parameter) for name, parameter in module._parameters.items()}
         state["_buffers"] = {name: self._tensor(buffer) for name, buffer in module._buffers.items()}
         state["_compiled_call_impl"] = None
-        state.update({key: self._copy(value) for key, value in module.__dict__.items() if key not in state})
+        for key, value in [item for item in module.__dict__.items() if item[0] not in state]:
+            if callable(value) or key in ("_forward_hooks", "_forward_pre_hooks"):
+                yield state, key, value
+            else:
+                state[key] = self._copy(value)
 
     def _parameter(self, parameter: Any) -> Any:
         if parameter is None or not (self._own_parameters or self._switches):
@@ -317,26 +322,27 @@ class View:
             owner = self._copy(value.__self__, depth + 1)
             return value if owner is value.__self__ else types.MethodType(value.__func__, owner)
         if isinstance(value, functools.partial):
-            bound = functools.partial(
+            partial = functools.partial(
                 self._copy(value.func, depth + 1),
                 *(self._copy(a, depth + 1) for a in value.args),
                 **{k: self._copy(v, depth + 1) for k, v in value.keywords.items()},
             )
-            bound.__dict__.update(value.__dict__)
-            return bound
-        cells = value.__closure__ or ()
-        contents = [cell_value(cell) for cell in cells]
-        bound_contents = [self._copy(c, depth + 1) if _refers(c) else self._copies.get(id(c), c) for c in contents]
-        defaults = tuple(self._copy(v, depth + 1) if _refers(v) else v for v in value.__defaults__ or ())
-        named = {k: self._copy(v, depth + 1) if _refers(v) else v for k, v in (value.__kwdefaults__ or {}).items()}
-        given = (*contents, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
-        if all(map(operator.is_, given, (*bound_contents, *defaults, *named.values()))):
+            partial.__dict__.update(value.__dict__)
+            return partial
+
+        def bound(content: Any) -> Any:  # containers are shared by those who close over them
+            refers = isinstance(content, (nn.Module, types.MethodType, functools.partial, types.FunctionType))
+            return self._copy(content, depth + 1) if refers else self._copies.get(id(content), content)
+
+        cells, defaults, named = value.__closure__ or (), value.__defaults__ or (), value.__kwdefaults__ or {}
+        contents = [(cell, cell_value(cell)) for cell in cells]
+        new_cells = tuple(cell if (b := bound(c)) is c else types.CellType(b) for cell, c in contents)
+        new_defaults, new_named = tuple(map(bound, defaults)), {key: bound(v) for key, v in named.items()}
+        given = (*cells, *defaults, *named.values())
+        if all(map(operator.is_, given, (*new_cells, *new_defaults, *new_named.values()))):
             return value
-        closure = tuple(
-            cell if a is b else types.CellType(b) for cell, a, b in zip(cells, contents, bound_contents, strict=True)
-        )
-        made = types.FunctionType(value.__code__, value.__globals__, value.__name__, defaults or None, closure)
-        made.__kwdefaults__, made.__dict__ = named or None, dict(value.__dict__)
+        made = types.FunctionType(value.__code__, value.__globals__, value.__name__, new_defaults or None, new_cells)
+        made.__kwdefaults__, made.__dict__ = new_named or None, dict(value.__dict__)
         return made
 
 
@@ -346,11 +352,6 @@ def _switches(module: nn.Module) -> bool:
     if kind.train is not nn.Module.train or kind.eval is not nn.Module.eval:
         return not kind.__module__.startswith("torch.nn.")
     return "train" in state or "eval" in state
-
-
-def _refers(content: Any) -> bool:
-    """Whether the content of a closure may refer to modules; containers are shared by those who close over them."""
-    return isinstance(content, (nn.Module, types.MethodType, functools.partial, types.FunctionType))
 
 
 def _holds_modules(value: Any) -> bool:
