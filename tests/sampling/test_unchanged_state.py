@@ -366,3 +366,32 @@ def test_a_weight_that_a_pass_registers_anew_stays_the_networks_own():
     assert net.l.weight_hh_l0 is before
     assert net.l._flat_weights[0] is net.l.weight_ih_l0
     assert net.l._flat_weight_refs[0]() is net.l.weight_ih_l0
+
+
+# Written between two calls --------------------------------------------------------------------------------------------
+
+# By name: what a network holds, and the container in it whose element 0 is a number that its pass reads.
+HELD = {
+    "array": (lambda: np.ones(1), lambda held: held),
+    "array in a dictionary": (lambda: {"a": np.ones(1)}, lambda held: held["a"]),
+    "array of an object": (lambda: Named(np.ones(1)), lambda held: held.value),
+    "tensor": (lambda: torch.ones(1), lambda held: held),
+    "tensor in a dictionary": (lambda: {"a": {"b": torch.ones(1)}}, lambda held: held["a"]["b"]),
+    "bytes": (lambda: bytearray(b"\x01"), lambda held: held),
+    "list of lists": (lambda: [[[[[[1]]]]]], lambda held: held[0][0][0][0][0]),
+}
+
+
+class Named:
+    def __init__(self, value):
+        self.value = value
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_what_is_written_into_a_network_is_read_by_the_next_call(name):
+    make, at = HELD[name]
+    net, x = made(lambda: (network(lambda s, x: s.o(s.d(x)) * s.read(s.held)[0], d=nn.Dropout(0.5)), rows(3)))
+    net.o, net.held, net.read = nn.Linear(x.shape[1], 2), make(), at
+    before = db.predict(net, x, n_draws=20).mean
+    at(net.held)[0] = 3
+    torch.testing.assert_close(db.predict(net, x, n_draws=20).mean, 3 * before)

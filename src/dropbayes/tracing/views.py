@@ -82,7 +82,7 @@ class View:
         net: The network, as `checked_network` gives it.
         may_train: Which modules may be in training mode, of those that the network's own `train()` puts into it; None
             for the flags of its own `eval()`.
-        own_buffers: Whether the view has copies of buffers and plain tensors, for a pass that may write to them.
+        own_buffers: Whether the view has copies of buffers, plain tensors and arrays, for a pass that may write there.
             Otherwise it shares those of the network, whose values stay up to date.
         own_parameters: Whether it has copies of the parameters, too.
     """
@@ -274,7 +274,7 @@ class View:
         if isinstance(value, Tensor):
             return self._tensor(value) if depth < 2 else value
         if isinstance(value, (np.ndarray, bytearray, array.array)):
-            return self._remember(value, copy.copy(value))
+            return self._remember(value, copy.copy(value)) if self._own_buffers else value
         if isinstance(value, (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)):
             self.generators.append(value.clone_state() if isinstance(value, torch.Generator) else copy.deepcopy(value))
             return self._remember(value, self.generators[-1])
