@@ -395,3 +395,18 @@ def test_what_is_written_into_a_network_is_read_by_the_next_call(name):
     before = db.predict(net, x, n_draws=20).mean
     at(net.held)[0] = 3
     torch.testing.assert_close(db.predict(net, x, n_draws=20).mean, 3 * before)
+
+
+class Steering(Named):
+    def __call__(self, module, args, output):
+        return self.value * output
+
+
+@pytest.mark.parametrize("hook", [lambda steering: steering, lambda steering: steering.__call__])
+def test_what_is_written_into_a_hook_is_read_by_the_next_call(hook):
+    net, x = made(lambda: (nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 2), nn.Identity()), torch.randn(3, 6)))
+    steering = Steering(1.0)
+    net[1].register_forward_hook(hook(steering))
+    before = db.predict(net, x, n_draws=20).mean
+    steering.value = 3.0
+    torch.testing.assert_close(db.predict(net, x, n_draws=20).mean, 3 * before)

@@ -1,5 +1,6 @@
 """The state of a network: a change is told by value for plain values, by identity for the rest."""
 
+import functools
 import gc
 
 import numpy as np
@@ -62,6 +63,34 @@ def test_every_change_is_seen(name):
     assert not state.holds(net)
 
 
+class Steering(Context):
+    """A hook with a setting."""
+
+    def __call__(self, module, args, output):
+        return self.scale * output
+
+
+HOOKS = {
+    "an object": lambda steering: steering,
+    "a method": lambda steering: steering.__call__,
+    "a partial": lambda steering: functools.partial(steering.__call__),
+    "a function that closes over a method": lambda steering: (lambda call: lambda *args: call(*args))(
+        steering.__call__
+    ),
+}
+
+
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
+@pytest.mark.parametrize("name", HOOKS)
+def test_a_change_of_what_a_hook_holds_is_seen(name, register):
+    net, steering = network(), Steering()
+    getattr(net[0], register)(HOOKS[name](steering))
+    state = NetworkState(net)
+    assert state.holds(net)
+    steering.scale = 2.0
+    assert not state.holds(net)
+
+
 def test_a_hook_of_the_whole_process_is_a_change():
     net = network()
     state = NetworkState(net)
@@ -114,16 +143,12 @@ class Slotted:
 
     __slots__ = ()
 
-    def method(self):
-        """Bound to it."""
-
 
 OBJECTS = {
     "a tensor": lambda: torch.zeros(2),
     "a number of NumPy": lambda: np.float64(torch.rand(()).item()),
     "a tuple": lambda: (torch.rand(()).item(),),
     "a slotted object": Slotted,
-    "a method": lambda: Context().__init__,
     "deep inside": lambda: [[[[[[Context()]]]]]],
 }
 

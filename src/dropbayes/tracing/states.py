@@ -21,7 +21,7 @@ from torch.nn.modules import module as torch_modules
 
 PLAIN = frozenset({bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size, type})
 _MAX_DEPTH = 4
-_COMPARED = ("_parameters", "_modules", "_forward_hooks", "_forward_pre_hooks")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 # Flags are set by the view; state dictionaries and backward passes play no part in a forward pass.
 _INTERNAL = frozenset({*nn.Module().__dict__, "_compiled_call_impl"})
 
@@ -53,7 +53,7 @@ class NetworkState:
             (path, key)
             for path, before, after in zip(paths, self._tokens[1:], now[1:], strict=False)
             for key in before.keys() | after.keys()
-            if before.get(key) != after.get(key) and key not in ("_parameters", _CLASS)
+            if before.get(key) != after.get(key) and key not in ("_parameters", "class")
         ]
         return sorted(changed)
 
@@ -63,11 +63,11 @@ class NetworkState:
         described: list[Any] = [
             tuple(map(tuple, (torch_modules._global_forward_hooks, torch_modules._global_forward_pre_hooks)))
         ]
-        groups = _COMPARED if self._versions else ("_buffers", *_COMPARED)
+        groups: dict[str, Callable[[Any], Any]] = dict.fromkeys(("_parameters", "_modules"), id)
+        groups |= dict.fromkeys(_HOOKS, id) if self._versions else {"_buffers": id, **dict.fromkeys(_HOOKS, token)}
         for module in net.modules():
             state, kind = module.__dict__, module.__class__
-            tokens: dict[str, Any] = {_CLASS: (id(kind), id(kind.forward))}
-            token.keep((kind, kind.forward))
+            tokens: dict[str, Any] = {"class": (id(kind), id(kind.forward))}
             for key in state.keys() - _INTERNAL:
                 value = state[key]
                 if value.__class__ in PLAIN:
@@ -76,15 +76,15 @@ class NetworkState:
                     tokens[key] = token(value)
             for name, buffer in state["_buffers"].items() if self._versions else ():
                 tokens[f"_buffers/{name}"] = token(buffer)
-            for key in groups:
+            for key, stand_in in groups.items():
                 if inner := state[key]:
-                    tokens[key] = tuple(inner), tuple(map(id, inner.values()))
-                    token.keep(inner.values())
+                    tokens[key] = tuple(inner), tuple(map(stand_in, inner.values()))
+            if alive is not None:
+                token.keep((kind, kind.forward, *itertools.chain(*(state[key].values() for key in groups))))
             described.append(tokens)
         return described
 
 
-_CLASS = "class"
 _CONTAINERS = frozenset({dict, OrderedDict, list, set, tuple, deque})
 
 
@@ -107,10 +107,15 @@ class _Tokens:
             return hashlib.blake2b(value.tobytes()).digest() if value.size else 0
         if issubclass(kind, (bytearray, array.array)):
             return bytes(value)
-        if kind is types.MethodType:
-            return self._identity(value.__func__), self._identity(value.__self__)
         if depth > _MAX_DEPTH:
             return self._identity(value)
+        if kind is types.MethodType:
+            return self(value.__func__, depth + 1), self(value.__self__, depth + 1)
+        if kind is functools.partial:
+            return tuple(self(part, depth + 1) for part in (value.func, value.args, value.keywords))
+        if kind is types.FunctionType:  # a view copies the owners of methods that it closes over
+            called = filter(callable, map(cell_value, value.__closure__ or ()))
+            return self._identity(value), *(self(one, depth + 1) for one in called)
         if issubclass(kind, dict):
             self.seen.add(id(value))
             return tuple((self(k, depth + 1), self(v, depth + 1)) for k, v in value.items())
