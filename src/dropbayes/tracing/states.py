@@ -148,14 +148,15 @@ def version(tensor: Tensor) -> int:
 
 
 def is_object(value: Any) -> bool:
-    """Whether a value is a plain object of somebody's own class: an average, a context, a configuration."""
+    """Whether a value is a namespace, or a plain object of somebody's own class: an average, a configuration."""
     kind = type(value)
     if not hasattr(value, "__dict__") or hasattr(kind, "__del__"):
         return False
     if issubclass(kind, (nn.Module, Tensor, type, types.ModuleType, types.FunctionType, functools.partial)):
         return False
     module = kind.__module__.partition(".")[0]
-    return module not in sys.stdlib_module_names and module not in ("torch", "numpy", "triton")
+    foreign = module not in sys.stdlib_module_names and module not in ("torch", "numpy", "triton")
+    return foreign or kind is types.SimpleNamespace
 
 
 def cell_value(cell: types.CellType) -> Any:

@@ -272,7 +272,7 @@ class View:
         if type(value) in (dict, OrderedDict, list, set) and not value:  # most of what a module holds
             return self._remember(value, type(value)())
         if isinstance(value, Tensor):
-            return self._tensor(value) if depth < 2 else value
+            return self._tensor(value)
         if isinstance(value, (np.ndarray, bytearray, array.array)):
             return self._remember(value, copy.copy(value)) if self._own_buffers else value
         if isinstance(value, (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)):
@@ -309,8 +309,9 @@ class View:
         return made
 
     def _copy_object(self, value: Any, depth: int) -> Any:
+        kind = type(value)
         try:
-            made = self._remember(value, object.__new__(type(value)))
+            made = self._remember(value, kind() if kind is types.SimpleNamespace else object.__new__(kind))
         except TypeError:  # made by its own type only
             return value
         vars(made).update({key: self._copy(item, depth + 1) for key, item in vars(value).items()})
