@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dropbayes.layers.bernoulli import Bernoulli, kl_from_density
+from dropbayes.layers.decay import Decay
 from dropbayes.layers.family import Family, in_full_precision, is_zero
 from dropbayes.layers.noise import BernoulliNoise, Noise
 from dropbayes.layers.precision import Prior
-from dropbayes.layers.structure import fan_in
 from dropbayes.tracing import draw_or_mean
 
 
@@ -73,19 +73,17 @@ class WeightLayer(nn.Module, ABC):
     def kl(self, prior: Prior, *, name: str = "", first: bool = True) -> Tensor:
         r"""$\mathrm{KL}(q \| p)$ of this layer's weights and biases under `prior`, with the family's constants."""
         keep_prob = self.noise.keep_prob or 1.0
-        inputs = fan_in(self, "weight", self.weight)
-        scale = prior.of_weight(name, parameter="weight", first=first, fan_in=inputs, keep_prob=keep_prob)
-        divergence = self._random_weights().kl(scale)
+        weight = Decay(name, self, "weight", keep_prob, prior, first)
+        divergence = self._random_weights().kl(weight.length_scale)
         if self.bias is None:
             return divergence
         # Without a family of its own the bias is a point, the limit of dropout with nothing dropped.
-        bias = in_full_precision(self.bias)[:, None]
-        q = (self.noise.bias_posterior(bias) or Bernoulli(bias, 1.0)).in_full_precision()
-        density = prior.density_of_bias(name, "bias")
-        if density is not None:
-            return divergence + kl_from_density(q, density)
-        scale = prior.of_bias(name, parameter="bias", keep_prob=keep_prob if self.noise.drop_bias else 1.0)
-        return divergence if is_zero(scale) else divergence + q.kl(scale)
+        stored = in_full_precision(self.bias)[:, None]
+        q = (self.noise.bias_posterior(stored) or Bernoulli(stored, 1.0)).in_full_precision()
+        bias = Decay(name, self, "bias", keep_prob if self.noise.drop_bias else 1.0, prior, first)
+        if bias.density is not None:
+            return divergence + kl_from_density(q, bias.density)
+        return divergence if is_zero(bias.length_scale) else divergence + q.kl(bias.length_scale)
 
     def _draw_weight(self) -> Tensor:
         """One weight for all rows: the mean in evaluation mode, a draw when operations are intercepted."""
