@@ -17,12 +17,11 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
-from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
 from dropbayes.layers.precision import Prior
 from dropbayes.tracing import Interception, Recorder, SiteNames
-from dropbayes.tracing.operations import LOOKUPS
+from dropbayes.tracing.operations import LOOKUPS, tensor_leaves
 from dropbayes.tracing.views import check_modules
 
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
@@ -277,7 +276,7 @@ class _Reading(Recorder):
 
     def after(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         super().after(func, args, kwargs, result)
-        origins = [self._origins[leaf] for leaf in _tensors((args, kwargs)) if leaf in self._origins]
+        origins = [self._origins[leaf] for leaf in tensor_leaves((args, kwargs)) if leaf in self._origins]
         if not origins:
             return
         reads = func in LOOKUPS or any(of_input for of_input, _ in origins)
@@ -285,11 +284,7 @@ class _Reading(Recorder):
         weights = frozenset().union(*(layers for of_input, layers in origins if not of_input))
         if reads and not before:
             self.input_layers |= weights
-        self._origins.update((leaf, (reads, before | weights)) for leaf in _tensors(result))
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+        self._origins.update((leaf, (reads, before | weights)) for leaf in tensor_leaves(result))
 
 
 def _read(net: nn.Module, x: Any) -> _Reading:
@@ -306,7 +301,7 @@ def _read(net: nn.Module, x: Any) -> _Reading:
                     weights.setdefault(id(value), f"{layer}.{parameter}".lstrip("."))  # a tied weight: its first name
             layers += [(value, layer) for value in (*values.values(), *module.parameters(recurse=False))]
         paths = {id(module): path for path, module in net.named_modules()}
-        reading = _Reading(SiteNames(paths), weights, layers, _tensors(x))
+        reading = _Reading(SiteNames(paths), weights, layers, tensor_leaves(x))
         try:
             with Interception(reading):
                 named = isinstance(x, Mapping)

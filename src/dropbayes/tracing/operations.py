@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 Operation = Callable[..., Any]
 Arguments = tuple[Any, ...]
@@ -61,3 +62,8 @@ READS: dict[Operation, bool] = {
     Tensor.shape.__get__: False,  # type: ignore[attr-defined]
 }
 """Operations that give Python all values of a tensor, or else its lengths, without a call to the dispatcher."""
+
+
+def tensor_leaves(tree: Any) -> list[Tensor]:
+    """The tensors among the arguments of an operation or in its result."""
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]

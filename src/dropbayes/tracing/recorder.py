@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from dropbayes.tracing.operations import (
     CELLS,
@@ -26,6 +25,7 @@ from dropbayes.tracing.operations import (
     SHAPES,
     Arguments,
     NamedArguments,
+    tensor_leaves,
 )
 from dropbayes.tracing.sites import Site, SiteNames
 from dropbayes.tracing.sources import NEUTRAL, Neutral, Ones, neutral_uniform
@@ -179,9 +179,8 @@ class Recorder(Ones):
 
     def _note_sites(self, result: Any) -> None:
         self._final_linear, self._readers_of_last, self._last_output = None, 0, None
-        tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
         if self.watch is not None:
-            self.watch.mark_drawn(tensors)
+            self.watch.mark_drawn(tensor_leaves(result))
         if not isinstance(result, Tensor):
             return
         site = self.sites[-1]
@@ -200,7 +199,7 @@ class Recorder(Ones):
         weakref.finalize(tensor, self._masks.pop, id(tensor), None)
 
     def _follow(self, func: Callable[..., Any], args: Arguments, kwargs: NamedArguments, result: Tensor) -> None:
-        leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        leaves = tensor_leaves((args, kwargs))
         if func in PRODUCTS:
             self._use_product(leaves)
         elif func in LOOKUPS:
@@ -210,10 +209,7 @@ class Recorder(Ones):
         # A mask of looked-up words belongs to their table.
         passes = func in PASSES_MASK and (func in SHAPES or not any(id(leaf) in self._lookups for leaf in leaves))
         if read and passes:
-            keep_prob = 1.0
-            for tensor in read:
-                keep_prob *= self._masks[id(tensor)][1]
-            self._mark(result, self._masks[id(read[-1])][0], keep_prob)
+            self._mark(result, self._masks[id(read[-1])][0], self._keep_prob_of(*read))
         for tensor in read:
             site = self._masks[id(tensor)][0]
             if self.sites[site].before is None and _has_weights(func, leaves):
@@ -229,10 +225,7 @@ class Recorder(Ones):
     # The weights ------------------------------------------------------------------------------------------------------
 
     def _keep_prob_of(self, *operands: Any) -> float:
-        product = 1.0
-        for operand in operands:
-            product *= self._masks.get(id(operand), (0, 1.0))[1]
-        return product
+        return math.prod((self._masks.get(id(operand), (0, 1.0))[1] for operand in operands), start=1.0)
 
     def _use(self, weight: Tensor, keep_prob: float) -> None:
         if id(weight) in self._weights:
@@ -250,10 +243,8 @@ class Recorder(Ones):
             self.uses.append((name, self._keep_prob_of(_argument(args, kwargs, 0, "query"))))
 
     def _use_recurrent(self, args: Arguments) -> None:
-        weights = [w for a in args if isinstance(a, (tuple, list)) for w in a if isinstance(w, Tensor)]
-        weights += [a for a in args if isinstance(a, Tensor)]
         between = next((a for a in args if isinstance(a, float)), 0.0)
-        for weight in weights:
+        for weight in tensor_leaves(args):
             parameter = self._weights.get(id(weight), "").rpartition(".")[2]
             first = parameter == "weight_ih" or parameter.startswith("weight_ih_l0")
             later = 1.0 - between if parameter.startswith("weight_ih_l") else 1.0
