@@ -30,9 +30,13 @@ def test_operations_called_with_keywords_are_counted_alike():
     assert recorder.suffix_cost == 2 * 4 * 3 and recorder.sites[0].before == "linear"
 
 
-def test_the_first_layer_of_a_stacked_recurrence_comes_before_its_site():
-    recorder = seen(nn.LSTM(4, 4, 2, dropout=0.5, batch_first=True), torch.ones(1, 5, 4)).recorder
-    assert recorder.prefix_cost == pytest.approx(recorder.suffix_cost, rel=0.1)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_the_first_layer_of_a_stacked_recurrence_comes_before_its_site(kind, bias):
+    stacked = seen(kind(9, 9, 2, bias=bias, dropout=0.5, batch_first=True), torch.ones(1, 5, 9)).recorder
+    alone = seen(kind(9, 9, 1, bias=bias, batch_first=True), torch.ones(1, 5, 9)).recorder
+    assert stacked.prefix_cost == pytest.approx(stacked.suffix_cost, rel=0.1)
+    assert stacked.prefix_cost == pytest.approx(alone.prefix_cost, rel=0.1)
 
 
 @pytest.mark.parametrize(

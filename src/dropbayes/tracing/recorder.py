@@ -141,7 +141,9 @@ class Recorder(Ones):
             if func not in RECURRENT:
                 return
             if is_first:  # its first layer comes before the site
-                self._count_first_layer(args)
+                cost = _recurrent_operations(args, n_layers=len(self.sites) + 1)
+                self.prefix_cost += cost
+                self.suffix_cost -= cost
         if func in LESS or func in MORE:
             self._note_comparison(func, args, result)
         if func in READS and self.watch is not None:
@@ -252,14 +254,6 @@ class Recorder(Ones):
 
     # The costs --------------------------------------------------------------------------------------------------------
 
-    def _count_first_layer(self, args: Arguments) -> None:
-        weights = next(a for a in args if isinstance(a, (list, tuple)) and len(a) > 2)
-        n_sites = len(self.sites)
-        share = sum(w.numel() for w in weights[: len(weights) // (n_sites + 1)]) / sum(w.numel() for w in weights)
-        cost = share * _recurrent_operations(args)
-        self.prefix_cost += cost
-        self.suffix_cost -= cost
-
     def _count(self, func: Callable[..., Any], args: Arguments, kwargs: NamedArguments, result: Any) -> None:
         out = result[0] if isinstance(result, tuple) and result else result
         if not isinstance(out, Tensor) or func in SHAPES:
@@ -303,6 +297,8 @@ def _operations(func: Callable[..., Any], args: Arguments, kwargs: NamedArgument
     return 4.0 * out.numel()
 
 
-def _recurrent_operations(args: Arguments) -> float:
-    weights = next(a for a in args if isinstance(a, (list, tuple)) and len(a) > 2)
-    return 2.0 * args[0].numel() / args[0].shape[-1] * sum(w.numel() for w in weights)
+def _recurrent_operations(args: Arguments, n_layers: int = 1) -> float:
+    """Those of a recurrent module, or of the first of its layers."""
+    weights = [a for a in args if isinstance(a, (list, tuple))][-1]  # after the states, if these are several
+    first = weights[: len(weights) // n_layers]
+    return 2.0 * args[0].numel() / args[0].shape[-1] * sum(w.numel() for w in first)
