@@ -27,7 +27,7 @@ def test_wrong_times_are_refused(arguments, message):
 def test_groups_may_have_names_of_several_kinds_or_none():
     x, y = toy(20)
     named = np.array(["a", None, 3, "b"], dtype=object).repeat(5)
-    assert sorted(canonical_rows(x, y, None, named)[3].tolist()) == np.arange(4).repeat(5).tolist()
+    assert sorted(canonical_rows(x, y, np.ones(20), named)[3].tolist()) == np.arange(4).repeat(5).tolist()
 
 
 @pytest.mark.parametrize("kind", ["datetime64[D]", "timedelta64[s]"])

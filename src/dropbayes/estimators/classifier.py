@@ -66,9 +66,9 @@ class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
         x, labels, weight = self._training_data(X, y, sample_weight, reset=not warm)
         classes, codes = np.unique(labels, return_inverse=True)
         codes = self._codes(labels, len(x)) if warm else codes
-        present = codes if weight is None else codes[weight > 0]
-        if len(np.unique(present)) < 2:
-            raise ValueError(f"`y` must have at least 2 classes; got {len(np.unique(present))} class.")
+        n_present = len(np.unique(codes[weight > 0]))
+        if n_present < 2:
+            raise ValueError(f"`y` must have at least 2 classes; got {n_present} class.")
         if not warm:
             self.classes_, self.temperature_, self.forest_, self.boosted_ = classes, 1.0, None, None
             self.class_shares_ = _class_shares(codes, weight, len(classes))
@@ -110,7 +110,7 @@ class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
         check_classification_targets(y)
         weight = row_weights(sample_weight, x)
         if self.class_weight is not None:
-            weight = compute_sample_weight(self.class_weight, labels) * (1.0 if weight is None else weight)
+            weight = weight * compute_sample_weight(self.class_weight, labels)
         return x, labels, weight
 
     def _n_classes(self) -> int | None:
@@ -133,7 +133,7 @@ class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
         return self
 
 
-def _class_shares(codes: np.ndarray, weight: np.ndarray | None, n_classes: int) -> np.ndarray:
+def _class_shares(codes: np.ndarray, weight: np.ndarray, n_classes: int) -> np.ndarray:
     """The share of each class, with one row of each added, so that none is zero."""
     counts = np.bincount(codes, weights=weight, minlength=n_classes) + 1.0
     return counts / counts.sum()

@@ -60,7 +60,7 @@ class DropoutEstimator(Parameters, Ensemble):
     def _is_warm(self) -> bool:
         return bool(self.warm_start) and hasattr(self, "population_")
 
-    def _learn(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, groups: Any, times: Any = None) -> None:
+    def _learn(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray, groups: Any, times: Any = None) -> None:
         self._check_parameters()
         if times is not None:
             groups = time_groups(times, groups, len(x))
@@ -138,9 +138,9 @@ class DropoutEstimator(Parameters, Ensemble):
             n_folds=n_folds,
             groups=row_groups(x[rows, :n_columns], y[rows]) if groups is None else groups[rows],
             forward=forward,
-            weight=None if weight is None else torch.as_tensor(weight[rows]),
+            weight=torch.tensor(weight[rows]),
             offset=None if offset is None else offset.mean[rows].reshape(y[rows].shape),
-            trust=None if offset is None or offset.trust is None else offset.trust[rows].reshape(y[rows].shape),
+            trust=None if offset is None else offset.trust[rows].reshape(y[rows].shape),
             n_draws=self._effort.search_draws,
             seed=self.seed_,
             n_classes=self._n_classes(),
@@ -171,12 +171,11 @@ class DropoutEstimator(Parameters, Ensemble):
             members.append(replace(member, task=int(member.offset), epochs=epochs, seed=seed, n_inputs=n_inputs))
         tasks, n_networks = [Task(x, y, weight)], len(members)
         if offset is not None:
-            left = torch.tensor(y).reshape(-1) - offset.mean
-            left = left if offset.trust is None else left * offset.trust
+            left = (torch.tensor(y).reshape(-1) - offset.mean) * offset.trust
             tasks.append(Task(x, left.reshape(y.shape), weight))
         if gap is not None:
             outside = ~gap.rows.numpy()
-            tasks.append(Task(x[outside], y[outside], None if weight is None else weight[outside]))
+            tasks.append(Task(x[outside], y[outside], weight[outside]))
             # Also where all networks learn what a process leaves: nobody knows how smooth a gap is, which they rely on.
             plain = next((member for member in members if not member.offset), members[0])
             members.append(replace(plain, offset=False, task=len(tasks) - 1, seed=self.seed_ + 999))
@@ -199,11 +198,10 @@ class DropoutEstimator(Parameters, Ensemble):
         if len(sizes) == 1:  # a single split: the other rows take turns too, for predictions by the trees of all parts
             rest = choice.tasks[0]
             part = torch.cat([part, 1 + torch.arange(len(rest.x)) % (FOLDS - 1)])
-            x, y = torch.cat([x, rest.x]), torch.cat([y, rest.y])
-            weight = torch.cat([weight, torch.ones(len(rest.x)) if rest.weight is None else rest.weight])
+            x, y, weight = (torch.cat(both) for both in ((x, rest.x), (y, rest.y), (weight, rest.weight)))
         return x[:, : self._n_columns].numpy(), y.numpy(), weight.numpy(), part.numpy()
 
-    def _continue(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, epochs: int, schedule: str) -> None:
+    def _continue(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray, epochs: int, schedule: str) -> None:
         """Continues training from the current weights."""
         start = self.population_
         self.seed_ += 1  # fresh batches and masks
@@ -214,26 +212,25 @@ class DropoutEstimator(Parameters, Ensemble):
         self.population_ = replace(trained, precision=start.precision)
         self._refuse_divergence()
 
-    def _continue_and_test(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> None:
+    def _continue_and_test(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> None:
         """Continues training twice: without a fifth of the rows, which estimate the noise, then with all rows."""
         held = np.random.RandomState(self.seed_).permutation(len(x)) < max(1, len(x) // 5)
         start = self.population_
-        self._continue(x[~held], y[~held], None if weight is None else weight[~held], self._epochs(len(x)), "cosine")
-        tested = self._tested_precision(x[held], y[held], None if weight is None else weight[held])
+        self._continue(x[~held], y[~held], weight[~held], self._epochs(len(x)), "cosine")
+        tested = self._tested_precision(x[held], y[held], weight[held])
         self.population_ = start
         self._continue(x, y, weight, self._epochs(len(x)), "cosine")
         self._set_precision(tested)
 
-    def _tested_precision(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> Tensor:
+    def _tested_precision(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> Tensor:
         """The precision estimated from rows that the current networks were not trained on."""
-        tested = None if weight is None else torch.tensor(weight)
-        rows = [(torch.tensor(x), torch.tensor(targets), tested) for targets in self._task_targets(x, y)]
+        rows = [tuple(map(torch.tensor, (x, targets, weight))) for targets in self._task_targets(x, y)]
         return fit_precision(self.population_, rows, n_draws=50, groups=[0] * len(self.population_)).precision
 
     def _set_precision(self, precision: Tensor) -> None:
         self.population_ = replace(self.population_, precision=precision)
 
-    def _partial_fit(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> None:
+    def _partial_fit(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> None:
         """The step of `partial_fit`: the first rows set up the networks, later ones update τ before their training."""
         if not hasattr(self, "population_"):
             self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
@@ -261,7 +258,7 @@ class DropoutEstimator(Parameters, Ensemble):
     def _fit_noise(self, choice: EnsembleChoice, offset: Offset | None, *, forward: bool) -> None:
         """Fits the noise or temperature to the held-out draws of a search, whose rows are in temporal order or not."""
 
-    def _fit_process(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> Offset | None:
+    def _fit_process(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> Offset | None:
         """Fits the process whose errors candidates may learn; None for none."""
         del x, y, weight
         self.process_ = None
@@ -272,12 +269,14 @@ class DropoutEstimator(Parameters, Ensemble):
         del x
         return [y]
 
-    def _gap(self, x: np.ndarray, weight: np.ndarray | None) -> Gap | None:
+    def _gap(self, x: np.ndarray, weight: np.ndarray) -> Gap | None:
         """A gap in the rows whose errors teach how predictions part far from the rows; None to leave them."""
         del x, weight
         return None
 
-    def _fit_extrapolation(self, gap: Gap, without_gap: Population, x: np.ndarray, y: np.ndarray, weight: Any) -> None:
+    def _fit_extrapolation(
+        self, gap: Gap, without_gap: Population, x: np.ndarray, y: np.ndarray, weight: np.ndarray
+    ) -> None:
         """Fits the spread of the draws far from the rows to the rows of a gap."""
 
     def _set_bounds(self, y: np.ndarray) -> None:

@@ -121,12 +121,12 @@ class Offset:
     """The mean and deviation that a process predicts for each training row as if it were held out, in units of y.
 
     Attributes:
-        trust: Where the targets have outliers, a factor on what networks learn of each row.
+        trust: A factor on what networks learn of each row, less than 1 for outliers of the targets.
     """
 
     mean: Tensor
     deviation: Tensor
-    trust: Tensor | None = None
+    trust: Tensor
 
     def draws(self, n_draws: int) -> Tensor:
         """Draws `[draw, row]`."""
@@ -273,5 +273,5 @@ def fit_process(x: Tensor, y: Tensor, weight: Tensor, seed: int) -> tuple[Proces
     mean, deviation = robust.leave_one_out(anchor[place], half[place], x)
     error = (y - y_mean) / y_scale - mean
     noise = (2 * robust.log_scales[:, -1]).exp().mean()
-    trust = None if robust is process else _trust(error, (deviation.square() + noise).sqrt())
+    trust = torch.ones_like(error) if robust is process else _trust(error, (deviation.square() + noise).sqrt())
     return robust, Offset(mean * y_scale + y_mean, deviation * y_scale, trust)

@@ -148,7 +148,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
             raise ValueError(f"`y` must be positive, as in the first fit; the smallest is {float(y.min()):.4g}.")
         return z.numpy()
 
-    def _fit_process(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> Offset | None:
+    def _fit_process(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> Offset | None:
         self.process_ = None
         suited = isinstance(self.drop_prob, str) and self.noise == "student" and self._effort.offset
         if not suited or self.warm_start or y.size > len(y) or len(x) > MAX_ROWS:
@@ -231,7 +231,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         inputs = torch.as_tensor(x[:, columns])
         return (inputs - standard.x_mean[0, columns].cpu()) / standard.x_scale[0, columns].cpu()
 
-    def _gap(self, x: np.ndarray, weight: np.ndarray | None) -> Gap | None:
+    def _gap(self, x: np.ndarray, weight: np.ndarray) -> Gap | None:
         if self.noise != "student":
             return None
         columns, _ = _standardised(x if self.bins_ is None else x[:, : len(self.bins_.edges)], weight)
@@ -246,16 +246,15 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         y_mean, y_scale = self._target_moments
         sampled, _ = draws(without_gap, torch.as_tensor(x[:, : without_gap.x_mean.shape[1]])[rows], n_draws=_GAP_DRAWS)
         columns, functions = self._standard_columns(x), (sampled[:, 0].cpu() - y_mean) / y_scale
-        share, outcome = np.ones(len(x)) if weight is None else weight, torch.from_numpy(self._standard_targets(y))
+        outcome = torch.from_numpy(self._standard_targets(y))
         if self.forest_ is not None:
-            table = x[:, : self._n_columns], outcome[:, 0].numpy(), share, gap.rows.numpy().astype(int)
+            table = x[:, : self._n_columns], outcome[:, 0].numpy(), weight, gap.rows.numpy().astype(int)
             _, trees = grow_forest(*table, [1], self._n_trees, self.seed_)
             functions = among(functions, trees[:, rows], float(self.forest_.weight))
         unit = torch.zeros_like(y_mean), torch.ones_like(y_scale)
         mixture = self.noise_.mixture(functions, columns[rows], *unit)
-        self.extrapolation_ = fit_extrapolation(
-            gap, columns, mixture, outcome[rows], rows, torch.as_tensor(share)[rows]
-        )
+        share = torch.as_tensor(weight)[rows]
+        self.extrapolation_ = fit_extrapolation(gap, columns, mixture, outcome[rows], rows, share)
 
     def _set_precision(self, precision: Tensor) -> None:
         if self.noise_ is not None:  # the scale of the noise follows the Gaussian's
@@ -307,8 +306,8 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         return np.moveaxis(mixture.outcomes(torch.from_numpy(location + scale * noise)).numpy(), 0, -1)
 
 
-def _standardised(x: np.ndarray, weight: np.ndarray | None) -> tuple[Tensor, Tensor]:
+def _standardised(x: np.ndarray, weight: np.ndarray) -> tuple[Tensor, Tensor]:
     """The columns in units of their own weighted moments, and the weight of each row."""
-    columns, share = torch.as_tensor(x), torch.as_tensor(np.ones(len(x)) if weight is None else weight).double()
+    columns, share = torch.as_tensor(x), torch.as_tensor(weight).double()
     mean, scale = moments(columns, share)
     return (columns - mean) / scale, share

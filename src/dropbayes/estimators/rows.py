@@ -14,10 +14,8 @@ from dropbayes.estimators.frames import as_array
 _MAX_COPIES = 10
 
 
-def row_weights(sample_weight: Any, x: np.ndarray) -> np.ndarray | None:
-    """The validated weights of rows; raises if any is negative or all are zero."""
-    if sample_weight is None:
-        return None
+def row_weights(sample_weight: Any, x: np.ndarray) -> np.ndarray:
+    """The validated weights of rows, ones by default; raises if any is negative or all are zero."""
     weights = _check_sample_weight(as_array(sample_weight), x, ensure_non_negative=True)
     if not weights.any():  # which scikit-learn 1.6 lets pass
         raise ValueError("`sample_weight` must have at least one non-zero weight; all are zero.")
@@ -39,7 +37,7 @@ def time_groups(times: Any, groups: Any, n_rows: int) -> np.ndarray:
     return ranks
 
 
-def canonical_rows(x: Any, y: Any, weight: Any, groups: Any) -> tuple[Any, Any, Any, Any]:
+def canonical_rows(x: np.ndarray, y: np.ndarray, weight: np.ndarray, groups: Any) -> tuple[Any, Any, Any, Any]:
     """The rows in sorted order, with integer weights expanded to repeated rows.
 
     The fit then does not depend on the order of the rows, and a row of weight 2 equals a row given twice.
@@ -54,14 +52,12 @@ def canonical_rows(x: Any, y: Any, weight: Any, groups: Any) -> tuple[Any, Any, 
             groups = np.unique([repr(group) for group in groups], return_inverse=True)[1].reshape(-1)
         if groups.max() == 0:
             raise ValueError("`groups` must name at least 2 groups, to learn from one and hold out another; got 1.")
-    rows = np.arange(len(x))
-    if weight is not None:
-        rows = rows[weight > 0]
-        counts = weight[rows]
-        if len(counts) and np.all(counts == np.round(counts)) and counts.max() <= _MAX_COPIES:
-            rows, weight = np.repeat(rows, counts.astype(np.int64)), None
+    rows = np.flatnonzero(weight > 0)
+    counts = weight[rows]
+    if len(counts) and np.all(counts == np.round(counts)) and counts.max() <= _MAX_COPIES:
+        rows, weight = np.repeat(rows, counts.astype(np.int64)), np.ones(len(x))
     order = rows[np.lexsort(np.vstack([x[rows].T, y[rows].reshape(len(rows), -1).T]))]
-    return x[order], y[order], *(None if values is None else values[order] for values in (weight, groups))
+    return x[order], y[order], weight[order], None if groups is None else groups[order]
 
 
 def row_groups(x: np.ndarray, y: np.ndarray) -> np.ndarray | None:

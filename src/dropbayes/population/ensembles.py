@@ -13,6 +13,7 @@ from dropbayes.population.evaluation import draws, fit_and_score
 from dropbayes.population.fitting import train_in_jobs
 from dropbayes.population.heads import head_of
 from dropbayes.population.records import Member, Population, Task, concatenate, select
+from dropbayes.runtime.validation import row_weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,8 +51,8 @@ class EnsembleChoice:
     def held_out_rows(self) -> tuple[Tensor, Tensor, Tensor]:
         """Inputs, targets and weights of the held-out rows of all folds."""
         rows = [task.held_out for task in self.tasks[: len(self.held_out)] if task.held_out is not None]
-        weights = [torch.ones(len(x)) if weight is None else weight for x, _, weight in rows]
-        return torch.cat([x for x, _, _ in rows]), torch.cat([y for _, y, _ in rows]), torch.cat(weights).double()
+        x, y, weight = (torch.cat(parts) for parts in zip(*rows, strict=True))
+        return x, y, weight
 
 
 def choose_ensemble(
@@ -101,13 +102,15 @@ def choose_ensemble(
         raise ValueError("`groups` must have at least 2 groups, one to learn from and one to hold out; got 1.")
     strata = None if head.has_noise else head.columns(y)[:, 0]
     rows = forward_folds(groups, n_folds) if forward else random_folds(groups, n_folds, strata=strata, seed=seed)
-    tasks = _tasks(rows, x, y, weight)
+    x, y, weight = torch.as_tensor(x), torch.as_tensor(y), row_weights(weight, len(y), name="weight")
+    tasks = _tasks(rows, x, y, y, weight)
     if offset is not None:
-        tasks += _tasks(rows, x, y - offset, weight, 1 if trust is None else trust)
+        left = y - offset
+        tasks += _tasks(rows, x, left if trust is None else left * trust, left, weight)
     held_out, n_folds, candidates = tuple(held for _, held in rows), len(rows), list(grid)
     held, sizes = torch.cat(held_out), [len(held) for held in held_out]
     trained, density, error = _score_candidates(tasks, sizes, candidates, n_draws, seed, settings)
-    row_weight = (torch.ones(len(held)) if weight is None else torch.as_tensor(weight)[held]).to(density)
+    row_weight = weight[held].to(density)
 
     def row_mean(density: Tensor) -> Tensor:
         return torch.where(row_weight > 0, density * row_weight, 0.0).sum(1) / row_weight.sum()
@@ -134,16 +137,10 @@ def choose_ensemble(
 
 
 def _tasks(
-    rows: Sequence[tuple[Tensor, Tensor]], x: Any, y: Any, weight: Any, factor: Tensor | int = 1
+    folds: Sequence[tuple[Tensor, Tensor]], x: Tensor, learned: Tensor, y: Tensor, weight: Tensor
 ) -> tuple[Task, ...]:
-    """One task per fold: the training rows, with factors on their targets, and the held-out rows with their weights."""
-    x, y = torch.as_tensor(x), torch.as_tensor(y)
-    weight = None if weight is None else torch.as_tensor(weight)
-
-    def some(index: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        return x[index], y[index], None if weight is None else weight[index]
-
-    return tuple(Task(*some(learned, y * factor), held_out=some(held, y)) for learned, held in rows)
+    """One task per fold: what is learned of its training rows, and the targets y of its held-out rows."""
+    return tuple(Task(x[i], learned[i], weight[i], held_out=(x[k], y[k], weight[k])) for i, k in folds)
 
 
 def _finalists(candidates: Sequence[Member], score: Tensor, count: int) -> list[int]:
