@@ -32,11 +32,7 @@ _CRPS_NODES, _CRPS_REACH = 400, 10.0
 
 @dataclass(frozen=True)
 class TargetTransform:
-    r"""A monotone map from targets y to the scale z in which they are learned.
-
-    Attributes:
-        name: "none", "log" or "arcsinh".
-        centre, width: a and c of $z = \operatorname{arsinh}((y - a) / c)$.
+    """A monotone map from targets y to the scale z in which they are learned.
 
     Example:
         >>> log = TargetTransform("log")
@@ -45,8 +41,8 @@ class TargetTransform:
     """
 
     name: Literal["none", "log", "arcsinh"] = "none"
-    centre: float = 0.0
-    width: float = 1.0
+    centre: float = 0.0  # a of z = arsinh((y - a) / c)
+    width: float = 1.0  # c
 
     def __post_init__(self) -> None:
         if self.name not in TRANSFORMS:
@@ -162,10 +158,6 @@ class MappedMixture(Mixture):
             previous, before = place, height
         return total
 
-    def output(self, index: int) -> Mixture:
-        del index
-        return self
-
     def outcomes(self, values: Tensor) -> Tensor:
         return self.transform.inverse(values)
 
@@ -185,25 +177,13 @@ class TransformedMixture(MappedMixture):
         (tensor([1.6487]), tensor([1.]))
     """
 
-    def _component_moments(self) -> tuple[Tensor, Tensor]:
-        return self.transform.moments(self.location, self.scale.square())
-
     @property
     def component_means(self) -> Tensor:
-        return self._component_moments()[0]
-
-    @property
-    def mean(self) -> Tensor:
-        return draw_mean(self.component_means)
-
-    @property
-    def epistemic(self) -> Tensor:
-        means = self.component_means
-        return draw_mean((means - draw_mean(means)).square())
+        return self.transform.moments(self.location, self.scale.square())[0]
 
     @property
     def aleatoric(self) -> Tensor:
-        return draw_mean(self._component_moments()[1])
+        return draw_mean(self.transform.moments(self.location, self.scale.square())[1])
 
     def log_density(self, y: Array) -> Tensor:
         outcome = float_tensor(y).to(self.location)

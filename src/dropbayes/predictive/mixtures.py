@@ -80,12 +80,13 @@ class Mixture:
     @property
     def mean(self) -> Tensor:
         """The predictive mean, that of the draws [GG16, prop:mean]."""
-        return draw_mean(self.location)
+        return draw_mean(self.component_means)
 
     @property
     def epistemic(self) -> Tensor:
         """The variance over draws of the function value: the uncertainty about the function."""
-        return draw_mean((self.location - self.mean).square())
+        means = self.component_means
+        return draw_mean((means - draw_mean(means)).square())
 
     @property
     def aleatoric(self) -> Tensor:
