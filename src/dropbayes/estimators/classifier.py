@@ -113,9 +113,6 @@ class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
             weight = weight * compute_sample_weight(self.class_weight, labels)
         return x, labels, weight
 
-    def _n_classes(self) -> int | None:
-        return len(self.classes_)
-
     @on_cpu
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> DropoutClassifier:
         """One pass over more rows from the current weights; the first call needs all `classes` and does not search."""

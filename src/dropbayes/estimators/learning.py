@@ -52,6 +52,7 @@ class DropoutEstimator(Parameters, Ensemble):
             "schedule": "cosine",
             "betas": self._effort.betas,
             "learn_drop_prob": self.learn_drop_prob,
+            "n_classes": self._n_classes,
             "n_jobs": self.n_jobs,
             "device": self.device,
             "progress": progress or (None if self.verbose else False),
@@ -111,7 +112,7 @@ class DropoutEstimator(Parameters, Ensemble):
         """One bar, in steps of a network, for the search and the training after it, so that it shows the time left."""
         n_searched = min(n_rows, _SEARCH_ROWS)
         (grid, n_finalists), n_folds = self._grid(n_searched), self._folds(n_searched)
-        n_finalists += bool(n_finalists and self._n_classes())  # one more for classes, regularised
+        n_finalists += bool(n_finalists and self._n_classes)  # one more for classes, regularised
         learned = n_searched * (n_folds - 1) // n_folds if n_folds > 1 else n_searched * (FOLDS - 1) // FOLDS
         epochs = sum(member.epochs for member in grid) + n_finalists * self._epochs(n_searched)
         searched = epochs * n_folds * -(-learned // self._batch_size(n_searched))
@@ -143,7 +144,6 @@ class DropoutEstimator(Parameters, Ensemble):
             trust=None if offset is None else offset.trust[rows].reshape(y[rows].shape),
             n_draws=self._effort.search_draws,
             seed=self.seed_,
-            n_classes=self._n_classes(),
             **self._settings(n_rows, progress),
         )
         return replace(choice, held_out=tuple(torch.from_numpy(rows)[held] for held in choice.held_out))
@@ -179,8 +179,7 @@ class DropoutEstimator(Parameters, Ensemble):
             # Also where all networks learn what a process leaves: nobody knows how smooth a gap is, which they rely on.
             plain = next((member for member in members if not member.offset), members[0])
             members.append(replace(plain, offset=False, task=len(tasks) - 1, seed=self.seed_ + 999))
-        settings = self._settings(len(x), progress)
-        trained = train_in_jobs(tasks, members, n_classes=self._n_classes(), **settings)
+        trained = train_in_jobs(tasks, members, **self._settings(len(x), progress))
         index = torch.arange(len(members)) % len(choice.selection)
         trained = replace(trained, precision=choice.precision[index].to(trained.device) * trained.y_scale**-2)
         return select(trained, range(n_networks)), select(trained, range(n_networks, len(members)))
@@ -208,7 +207,7 @@ class DropoutEstimator(Parameters, Ensemble):
         members = [replace(m, epochs=epochs, seed=self.seed_ + i) for i, m in enumerate(start.members)]
         settings = self._settings(len(x)) | {"schedule": schedule, "hidden": self.hidden_}
         tasks = [Task(x, targets, weight) for targets in self._task_targets(x, y)]
-        trained = train_in_jobs(tasks, members, start=start, n_classes=self._n_classes(), **settings)
+        trained = train_in_jobs(tasks, members, start=start, **settings)
         self.population_ = replace(trained, precision=start.precision)
         self._refuse_divergence()
 
@@ -238,8 +237,7 @@ class DropoutEstimator(Parameters, Ensemble):
             grid, _ = self._grid(len(x))
             member = replace(grid[len(grid) // 2], task=0, epochs=1)
             members = [replace(member, seed=self.seed_ + i) for i in range(self._n_networks(len(x)))]
-            settings = self._settings(len(x))
-            self.population_ = train_in_jobs([Task(x, y, weight)], members, n_classes=self._n_classes(), **settings)
+            self.population_ = train_in_jobs([Task(x, y, weight)], members, **self._settings(len(x)))
             self.rows_tested_ = 1
             self._refuse_divergence()
             return
@@ -282,9 +280,10 @@ class DropoutEstimator(Parameters, Ensemble):
     def _set_bounds(self, y: np.ndarray) -> None:
         """Sets the bounds of the predictions, or widens them by the targets of more rows."""
 
-    @abstractmethod
+    @property
     def _n_classes(self) -> int | None:
         """The number of classes; None for regression."""
+        return len(self.classes_) if hasattr(self, "classes_") else None
 
     def _refuse_divergence(self) -> None:
         if bool(self.population_.diverged.any()):
