@@ -29,10 +29,6 @@ _LEVELS = 16  # of the noise of each draw in the mean distribution function
 class Atoms:
     """The atoms and their cells, in increasing order; the map from the mixture's scale to outcomes.
 
-    Attributes:
-        values: The atoms.
-        low, high: The ends of their cells.
-
     Example:
         >>> zero = Atoms(torch.tensor([0.0]), torch.tensor([-torch.inf]), torch.tensor([0.3]))
         >>> zero.inverse(torch.tensor([-1.0, 0.2, 0.5]))
@@ -41,8 +37,8 @@ class Atoms:
         tensor([  -inf, 0.3000, 0.5000])
     """
 
-    values: Tensor
-    low: Tensor
+    values: Tensor  # the atoms
+    low: Tensor  # the ends of their cells
     high: Tensor
 
     def inverse(self, z: Tensor) -> Tensor:

@@ -24,15 +24,12 @@ _CODES, _CODED_COLUMNS = 6, 64
 class Bins:
     """The bins of each column.
 
-    Attributes:
-        edges: The edges of each column's bins, in increasing order; empty for a column without bins.
-
     Example:
         >>> Bins((np.array([0.0, 1.0, 3.0]),)).encode(np.array([[0.5], [2.0], [9.0]])).tolist()
         [[0.5, 0.5, 0.0], [2.0, 1.0, 0.5], [9.0, 1.0, 1.0]]
     """
 
-    edges: tuple[Array, ...]
+    edges: tuple[Array, ...]  # of each column's bins, in increasing order; empty for a column without bins
 
     @classmethod
     def of(cls, x: Array, *, max_inputs: int) -> Bins:

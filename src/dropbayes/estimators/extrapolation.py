@@ -58,7 +58,8 @@ class Extrapolation:
 def _spread(mixture: Mixture, deviation: Tensor) -> Mixture:
     smoothed = _SMOOTHED if mixture.n_draws > 1 else 1.0
     deviation = deviation.to(mixture.location)
-    shift = math.sqrt(1 - smoothed) * normal_scores(mixture.n_draws).to(deviation)[:, None, None] * deviation
+    scores = normal_scores(mixture.n_draws).to(deviation).view(-1, *[1] * deviation.dim())
+    shift = math.sqrt(1 - smoothed) * scores * deviation
     scale = (mixture.scale.square() + smoothed * deviation.square()).sqrt()
     return Mixture(mixture.location + shift, scale, mixture.freedom)
 
@@ -138,12 +139,8 @@ def fit_extrapolation(
 
 
 def _best_growth(mixture: Mixture, share: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-    scores = []
-    with_output = Mixture(mixture.location[..., None], mixture.scale[..., None], mixture.freedom)
-    for growth in _GROWTHS:
-        density = _spread(with_output, (growth * share)[:, None]).log_density(y[:, None])
-        scores.append((density * weight).sum() / weight.sum())
-    return _GROWTHS[torch.stack(scores).argmax()]
+    densities = torch.stack([_spread(mixture, growth * share).log_density(y) for growth in _GROWTHS])
+    return _GROWTHS[((densities * weight).sum(1) / weight.sum()).argmax()]
 
 
 # The range of the targets ---------------------------------------------------------------------------------------------

@@ -14,18 +14,14 @@ from dropbayes.runtime.arrays import Numbers
 class MissingValues:
     """The encoding of missing values, determined by the training rows.
 
-    Attributes:
-        fill: The mean of the present values of each column; 0 for a column without any.
-        columns: The indices of the columns with missing values in training; each has an indicator.
-
     Example:
         >>> values = MissingValues.of(np.array([[1.0, 5.0], [3.0, np.nan]]))
         >>> values.encode(np.array([[np.nan, np.nan]]))
         array([[2., 5., 1.]])
     """
 
-    fill: Numbers
-    columns: npt.NDArray[np.int64]
+    fill: Numbers  # the mean of the present values of each column; 0 for a column without any
+    columns: npt.NDArray[np.int64]  # the indices of those with missing values in training; each has an indicator
 
     @classmethod
     def of(cls, x: Numbers) -> MissingValues:

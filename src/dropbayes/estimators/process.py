@@ -39,27 +39,17 @@ _CLIP = 3.0
 
 @dataclass(frozen=True, eq=False)
 class Process:
-    """The posterior given the anchors under the scales of each half, in standardised units.
+    """The posterior given the anchors under the scales of each half, in standardised units."""
 
-    Attributes:
-        anchors: Inputs `[anchor, feature]`.
-        targets: Their mean targets `[anchor]`.
-        weight: The weight of each anchor in rows.
-        log_scales: The logarithms of l of each feature, s, b and the noise, `[half, feature + 3]`.
-        y_mean, y_scale: The standardisation of the targets, one entry each.
-        ranked: The columns that are inputs by their ranks, too.
-        knots, scores: Quantiles of these columns and their normal scores, `[column, knot]`.
-    """
-
-    anchors: Tensor
-    targets: Tensor
-    weight: Tensor
-    log_scales: Tensor
-    y_mean: Tensor
+    anchors: Tensor  # inputs [anchor, feature]
+    targets: Tensor  # their mean targets [anchor]
+    weight: Tensor  # of each anchor, in rows
+    log_scales: Tensor  # the logarithms of l of each feature, s, b and the noise, [half, feature + 3]
+    y_mean: Tensor  # the standardisation of the targets, one entry, as the next
     y_scale: Tensor
-    ranked: Tensor
-    knots: Tensor
-    scores: Tensor
+    ranked: Tensor  # the columns that are inputs by their ranks, too
+    knots: Tensor  # quantiles of these columns, [column, knot]
+    scores: Tensor  # and their normal scores
 
     @functools.cached_property
     def _inverse(self) -> Tensor:
@@ -118,19 +108,11 @@ class Process:
 
 @dataclass(frozen=True, eq=False)
 class Offset:
-    """The mean and deviation that a process predicts for each training row as if it were held out, in units of y.
-
-    Attributes:
-        trust: A factor on what networks learn of each row, less than 1 for outliers of the targets.
-    """
+    """The mean and deviation that a process predicts for each training row as if it were held out, in units of y."""
 
     mean: Tensor
     deviation: Tensor
-    trust: Tensor
-
-    def draws(self, n_draws: int) -> Tensor:
-        """Draws `[draw, row]`."""
-        return offset_draws(self.mean, self.deviation, n_draws)
+    trust: Tensor  # a factor on what networks learn of each row, less than 1 for outliers of the targets
 
 
 def offset_draws(mean: Tensor, deviation: Tensor, n_draws: int) -> Tensor:

@@ -139,9 +139,8 @@ class Recalibration:
         if self.method == "scale":
             return _scaled(mixture, self.factor)
         held_out = torch.tensor(self.values, dtype=torch.float64)
-        if self.method == "isotonic":
-            return _LevelMixture(mixture.location, mixture.scale, mixture.freedom, held_out=held_out)
-        return _ConformalMixture(mixture.location, mixture.scale, mixture.freedom, held_out=held_out)
+        kind = _LevelMixture if self.method == "isotonic" else _ConformalMixture
+        return kind(mixture.location, mixture.scale, mixture.freedom, held_out=held_out)
 
     def probabilities(self, draws: Tensor, shares: np.ndarray) -> Tensor:
         """The recalibrated class probabilities of draws."""
@@ -246,11 +245,9 @@ def fit_recalibration(estimator: Any, X: Any, y: Any, *, method: Method = "scale
 
 
 def _fit_classes(plain: Any, X: Any, y: Any, method: Method) -> Recalibration:
-    codes = {label: code for code, label in enumerate(plain.classes_.tolist())}
-    labels = torch.tensor([codes[label] for label in np.asarray(y).tolist()])
     if method == "isotonic":
         raise ValueError("`method` isotonic maps the levels of numbers; use scale or conformal for classes.")
-    draws = plain.draws(X)
+    draws, labels = plain.draws(X), torch.from_numpy(plain._codes(y, len(y)))
     if method == "scale":
         shares = plain.class_shares_
         factor = best_factor(lambda value: float(class_log_density(draws, labels, value, shares).sum()))

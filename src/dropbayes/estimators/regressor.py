@@ -18,7 +18,7 @@ from dropbayes.estimators.extrapolation import Bounds, Gap, find_gap, fit_extrap
 from dropbayes.estimators.learning import DropoutEstimator
 from dropbayes.estimators.noise import fit_noise
 from dropbayes.estimators.parameters import FOLDS
-from dropbayes.estimators.process import MAX_ROWS, Offset, fit_process
+from dropbayes.estimators.process import MAX_ROWS, Offset, fit_process, offset_draws
 from dropbayes.estimators.rows import row_weights
 from dropbayes.estimators.transforms import candidate_transforms
 from dropbayes.estimators.trees import among, grow_forest, tree_share
@@ -108,9 +108,6 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         tags.target_tags.multi_output = True
         return tags
 
-    def _n_classes(self) -> int | None:
-        return None
-
     @on_cpu
     def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None, times: Any = None) -> DropoutRegressor:
         """Searches, trains and fits the noise.
@@ -178,7 +175,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         if self.noise != "student":
             return
         effort, (y_mean, y_scale) = self._effort, self._target_moments
-        shift = None if offset is None else offset.draws(effort.noise_draws)[..., None]
+        shift = offset and offset_draws(offset.mean, offset.deviation, effort.noise_draws)[..., None]
         draws = (choice.held_out_draws(effort.noise_draws, shift).cpu() - y_mean) / y_scale
         x = self._standard_columns(x.double())
         outcome = y.double()

@@ -30,14 +30,6 @@ Nodes = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # column, thresho
 class Trees:
     """The nodes of several trees, one tree after another.
 
-    Attributes:
-        column, threshold: What each node compares: rows with a value of at most the threshold go left.
-        children: The nodes to the left and the right, `[node, 2]`, which follow it; a leaf is its own.
-        value: What each leaf adds to the outputs, `[node, class]`; for numbers, what it predicts.
-        roots: The first node of each tree.
-        boosted: Whether the sums are logits; those of a forest are probabilities.
-        weight: a, their weight in the pool; for numbers, their share of the draws.
-
     Example:
         >>> stump = [np.zeros(3), np.zeros(3), np.array([[1, 2], [1, 1], [2, 2]]), np.array([[0, 0], [1, 0], [0, 1]])]
         >>> one = _joined([stump], boosted=False)
@@ -45,13 +37,13 @@ class Trees:
         [[1.0, 0.0], [0.0, 1.0]]
     """
 
-    column: Tensor
+    column: Tensor  # of each node: rows whose value there is at most the threshold go left
     threshold: Tensor
-    children: Tensor
-    value: Tensor
-    roots: Tensor
-    boosted: Tensor
-    weight: Tensor
+    children: Tensor  # the nodes to the left and the right, [node, 2], which follow it; a leaf is its own
+    value: Tensor  # what each leaf adds to the outputs, [node, class]; for numbers, what it predicts
+    roots: Tensor  # the first node of each tree
+    boosted: Tensor  # whether the sums are logits; those of a forest are probabilities
+    weight: Tensor  # a, their weight in the pool; for numbers, their share of the draws
 
     def __post_init__(self) -> None:
         n_nodes, finite = len(self.column), (self.threshold, self.value, self.weight)
