@@ -127,12 +127,7 @@ def fit_precision(
 
 
 def fit_and_score(
-    population: Population,
-    rows: Any,
-    *,
-    n_draws: int = 200,
-    seed: int = 0,
-    groups: Sequence[int] | Tensor | None = None,
+    population: Population, rows: Any, *, n_draws: int, seed: int = 0, groups: Sequence[int] | Tensor | None = None
 ) -> tuple[Population, Tensor, Tensor]:
     """The population of `fit_precision`, and log-densities `[member, row]` and errors `[member, row, output]` of it.
 

@@ -32,10 +32,6 @@ class Head(ABC):
             raise ValueError(f"`y` must be [row] or [row, output]; got the shape {tuple(column.shape)}.")
         return column
 
-    def n_outputs(self, columns: Tensor) -> int:
-        """The number of outputs (or classes) in the targets."""
-        return columns.shape[1]
-
     @abstractmethod
     def loss_gradient(self, output: Tensor, y: Tensor) -> Tensor:
         """The gradient of each row's data term with respect to its outputs."""
@@ -96,9 +92,6 @@ class CategoricalHead(Head):
                 f"{column.dtype} of shape {tuple(column.shape)}. Take the argmax of one-hot rows."
             )
         return column[:, None].long()
-
-    def n_outputs(self, columns: Tensor) -> int:
-        return int(columns.max()) + 1
 
     def loss_gradient(self, output: Tensor, y: Tensor) -> Tensor:
         probabilities = output.softmax(-1)

@@ -75,7 +75,6 @@ def stacked_table(
         rows.append((((x - x_mean) / x_scale).to(dtype), y, (weight / weight.mean()).to(dtype)))
         standard.append(own)
     n_rows = [len(x) for x, _, _ in columns]
-    n_outputs = max(head.n_outputs(y) for _, y, _ in columns)
     x, y, weight = (torch.cat([*parts, torch.zeros_like(parts[0][:1])]) for parts in zip(*rows, strict=True))
     return Table(
         x,
@@ -83,7 +82,7 @@ def stacked_table(
         weight,
         first=[0, *itertools.accumulate(n_rows)][:-1],
         n_rows=n_rows,
-        n_outputs=n_outputs if n_classes is None or head.has_noise else n_classes,
+        n_outputs=y.shape[1] if head.has_noise else n_classes or int(y.max()) + 1,
         moments={name: torch.stack(values) for name, values in zip(MOMENTS, zip(*standard, strict=True), strict=True)},
     )
 
