@@ -97,13 +97,7 @@ def _just_above(z: Tensor) -> Tensor:
 
 
 def fit_atoms(mixture: Mixture, y: Tensor, weight: Tensor) -> Atoms | None:
-    """The atoms of held-out rows; None where hardly any value repeats.
-
-    Args:
-        mixture: The predictive distributions of the rows, `[draw, row]`.
-        y: Their outcomes `[row]`.
-        weight: Their weights.
-    """
+    """The atoms of held-out rows, from predictions `[draw, row]` and outcomes; None where hardly any value repeats."""
     from scipy.stats import t
 
     values, place, counts = y.unique(return_inverse=True, return_counts=True)

@@ -151,8 +151,7 @@ class Ensemble(ABC):
 
         A draw is a function: its value for a row does not depend on the other rows.
         """
-        population = self.population_
-        nets = [network(population, i) for i in range(len(population))]
+        nets, population = self.networks_, self.population_
         random = [bool((p > 0).any()) for p in population.drop_prob]
         # Where nothing is dropped and no process adds its draws, each network is one function.
         several = any(random) or any(member.offset for member in population.members)
@@ -440,12 +439,7 @@ class ClassEnsemble(Ensemble):
         return torch.cat([probabilities for _, probabilities in self.draw_blocks(X)], 1)
 
     def draw_blocks(self, X: Any, *, block_rows: int | None = None) -> Iterator[tuple[slice, Tensor]]:
-        """Yields each block of rows with its `draws`, so that memory stays bounded.
-
-        Args:
-            X: Inputs `[row, feature]`.
-            block_rows: Rows per block; chosen from the number of draws by default.
-        """
+        """Yields each block of rows with its `draws`; see `RegressionEnsemble.predictive_blocks`."""
         x = self._inputs(X)
         for rows, _, outputs in self._output_blocks(x, block_rows):
             logits, known = outputs.double().cpu(), [trees for trees in (self.forest_, self.boosted_) if trees]

@@ -164,10 +164,6 @@ class Bounds:
         """The bounds of standardised targets `[row, output]`."""
         return cls(y.amin(0), y.amax(0))
 
-    def union(self, other: Bounds) -> Bounds:
-        """The bounds of both sets of rows."""
-        return Bounds(torch.minimum(self.low, other.low), torch.maximum(self.high, other.high))
-
     def shift(self, mean: Tensor) -> Tensor:
         """The shift of each mean prediction `[row, output]` to its place within the bounds; 0 inside them.
 

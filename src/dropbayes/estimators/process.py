@@ -80,10 +80,7 @@ class Process:
     def leave_one_out(self, index: Tensor, half: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and deviation at training rows, each without its anchor and under the scales of the other half.
 
-        Args:
-            index: The anchor of each row; -1 for a row that is none.
-            half: The half of each row.
-            x: The rows, standardised.
+        The rows x are standardised; the `index` is that of each row's anchor, -1 for a row that is none.
         """
         error, spread = self.errors()
         mean, variance = (self.targets - error)[index], spread.square()[index]
@@ -224,15 +221,9 @@ def _fit_scales(x: Tensor, y: Tensor, weight: Tensor, begin: Tensor | None) -> T
 
 
 def fit_process(x: Tensor, y: Tensor, weight: Tensor, seed: int) -> tuple[Process, Offset] | None:
-    """The process of standardised rows, and what it predicts for each of them; None for too few rows.
+    """The process of standardised inputs and targets in their own units, and what it predicts for each row.
 
-    Rows of equal inputs are one anchor: a copy would give away what the row is.
-
-    Args:
-        x: Inputs `[row, feature]`.
-        y: Targets `[row]`, in their own units.
-        weight: Row weights.
-        seed: The seed of the choice of anchors.
+    None for too few rows. Rows of equal inputs are one anchor: a copy would give away what the row is.
     """
     y_mean, y_scale = moments(y[:, None], weight)
     weight = weight / weight.mean()

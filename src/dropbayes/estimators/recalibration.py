@@ -75,14 +75,8 @@ def pool_weights(
 ) -> tuple[float, list[float], float]:
     r"""The temperature θ of draws and the weights of evidence beside them that held-out rows prefer, and their score.
 
+    The draws are probabilities `[draw, row, class]`, the evidence is in nats beyond the shares, `[kind, row, class]`.
     The log-likelihood is penalised by $n_0 \big((1/\theta - 1)^2 + \sum_j a_j^2\big)$.
-
-    Args:
-        draws: Class probabilities `[draw, row, class]`.
-        codes: The classes of the rows.
-        weight: Their weights.
-        shares: The class shares.
-        evidence: What others say of each row, in nats beyond the class shares: `[kind, row, class]`.
     """
     from scipy.optimize import minimize
 

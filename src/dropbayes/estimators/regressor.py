@@ -219,8 +219,8 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         return ((torch.as_tensor(y).double().reshape(len(y), -1) - y_mean) / y_scale).numpy()
 
     def _set_bounds(self, y: np.ndarray) -> None:
-        targets = torch.from_numpy(self._standard_targets(y))
-        self.bounds_ = Bounds.of(targets) if self.bounds_ is None else self.bounds_.union(Bounds.of(targets))
+        known = () if self.bounds_ is None else (self.bounds_.low[None], self.bounds_.high[None])
+        self.bounds_ = Bounds.of(torch.cat([torch.from_numpy(self._standard_targets(y)), *known]))
 
     def _standard_columns(self, x: Any) -> Tensor:
         """The standardised inputs, without those of the bins."""

@@ -83,14 +83,7 @@ def grow_trees(
 ) -> tuple[tuple[Trees, ...], Tensor]:
     """A forest and boosted trees of the rows, and their evidence on each row without its part, `[kind, row, class]`.
 
-    Args:
-        x: Inputs `[row, feature]`.
-        y: Class numbers `[row]`.
-        weight: Row weights.
-        part: The part of each row; the trees of a part are grown on the others.
-        n_trees: The number of trees of the forest of each part.
-        shares: The class shares.
-        seed: The seed of the forest.
+    From inputs `[row, feature]` and class numbers `[row]`; the `n_trees` of a part's forest are grown on the others.
     """
     grown: tuple[list[Nodes], list[Nodes]] = ([], [])
     evidence = torch.zeros(2, len(x), len(shares)).double()
@@ -109,10 +102,7 @@ def grow_trees(
 def grow_forest(
     x: np.ndarray, y: np.ndarray, weight: np.ndarray, part: np.ndarray, parts: Sequence[int], n_trees: int, seed: int
 ) -> tuple[Trees, Tensor]:
-    """A forest of numbers, and what each tree predicts for the rows of its part, `[tree, row, 1]`.
-
-    The arguments are those of `grow_trees`, with standardised targets and the parts that trees are grown without.
-    """
+    """A forest of standardised targets without each of the `parts`, and its predictions for these, `[tree, row, 1]`."""
     from sklearn.ensemble import RandomForestRegressor
 
     grown, held_out = [], torch.zeros(n_trees, len(x), 1).double()
@@ -149,13 +139,7 @@ def tree_share(draws: Tensor, trees: Tensor, y: Tensor, weight: Tensor) -> float
 
     As in the choice of members, the best has the greatest sum of the pool's log-likelihood and of the mean's under
     Laplace noise; trees must gain a hundredth, or are not worth their time. Either side has noise of Student's t, whose
-    scale is its own.
-
-    Args:
-        draws: Those of the networks, `[draw, row, 1]`.
-        trees: What trees that were grown without the row predict, `[tree, row, 1]`.
-        y: The outcomes `[row, 1]`.
-        weight: Row weights.
+    scale is its own. Draws of the networks and trees that were grown without the row are `[draw, row, 1]`.
     """
     part, shares = weight / weight.sum(), torch.tensor([0.0, 1 / 3, 1 / 2]).double()
     errors = torch.stack([(y - values.mean(0))[:, 0] for values in (draws, trees)])
