@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
-from dropbayes.estimators.frames import FrameColumns, as_frame, as_table, is_mixed_frame
+from dropbayes.estimators.frames import as_frame, as_table, frame_inputs, frame_schema, is_mixed_frame
 
 SMALL = {"drop_prob": 0.05, "n_steps": 60, "n_networks": 2, "random_state": 0}
 PLAIN = SMALL | {"noise": "constant"}  # which is quick to fit
@@ -43,13 +43,13 @@ def test_a_frame_predicts_as_its_columns_encoded_by_hand(kind):
 
 def test_numbers_that_pandas_calls_categories_are_categories():
     data = pd.DataFrame({"floor": pd.Categorical([1, 2, 3] * 10), "size": np.arange(30.0)})
-    assert FrameColumns.of(data).schema.inputs == ("floor = 1", "floor = 2", "floor = 3", "size")
+    assert frame_schema(data).inputs == ("floor = 1", "floor = 2", "floor = 3", "size")
 
 
 def test_dates_become_their_parts():
     days = [datetime.date(2020, 1, 1) + datetime.timedelta(days=9 * k) for k in range(80)]
     data = pl.DataFrame({"day": days, "size": np.arange(80.0)})
-    names = FrameColumns.of(data).schema.inputs
+    names = frame_schema(data).inputs
     assert names[-1] == "size" and any(name.startswith("day: ") for name in names[:-1])
 
 
@@ -104,7 +104,7 @@ def test_texts_among_numbers_are_named_as_in_a_file():
     data = pd.DataFrame({"size": [*range(29), "12 m"], "age": np.arange(30.0)})
     for frame in (data, data.to_dict("list")):
         with pytest.raises(ValueError, match="'size' that has '12 m' among numbers at `X`, row 29"):
-            FrameColumns.of(frame)
+            frame_schema(frame)
 
 
 @pytest.mark.parametrize("missing", [None, float("nan"), pd.NA, pd.NaT])
@@ -116,7 +116,7 @@ def test_durations_and_times_of_day_are_numbers_of_days():
     spans = [datetime.timedelta(hours=12 * k) for k in range(30)]
     times = [datetime.time(k % 24, 30) for k in range(30)]
     for data in (pd.DataFrame({"span": spans, "time": times}), pl.DataFrame({"span": spans, "time": times})):
-        x = FrameColumns.of(data).encode(data, learn_missing=False)
+        x = frame_inputs(frame_schema(data), data, learn_missing=False)
         np.testing.assert_allclose(x, np.column_stack([np.arange(30) / 2, (np.arange(30) % 24 + 0.5) / 24]))
 
 
@@ -137,7 +137,7 @@ def test_masked_cells_are_missing():
 def test_a_column_that_teaches_nothing_is_named():
     data = pd.DataFrame({"name": [f"n{k}" for k in range(60)], "size": np.arange(60.0)})
     with pytest.warns(UserWarning, match="'name' of `X` is not learned from: an identifier"):
-        assert FrameColumns.of(data).schema.inputs == ("size",)
+        assert frame_schema(data).inputs == ("size",)
 
 
 def test_a_model_of_a_frame_is_the_same_after_saving(tmp_path):

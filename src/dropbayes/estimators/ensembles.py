@@ -12,7 +12,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from dropbayes.estimators import files
 from dropbayes.estimators.atoms import AtomMixture, Atoms
 from dropbayes.estimators.bins import Bins
 from dropbayes.estimators.extrapolation import Bounds, Extrapolation
-from dropbayes.estimators.frames import FrameColumns, as_array
+from dropbayes.estimators.frames import as_array, frame_inputs
 from dropbayes.estimators.missing import MissingValues
 from dropbayes.estimators.noise import StudentNoise
 from dropbayes.estimators.process import Process, offset_draws
@@ -37,6 +37,9 @@ from dropbayes.runtime.devices import on_cpu
 from dropbayes.runtime.validation import check_probability, finite_tensor
 from dropbayes.scores import information
 from dropbayes.scores.averages import weighted_mean
+
+if TYPE_CHECKING:
+    from dropbayes.estimators.columns.schema import Schema
 
 # Rows predicted at a time, and values of their draws held in memory: both bound the memory.
 _BLOCK_ROWS, _BLOCK_ELEMENTS = 4096, 2**20
@@ -64,7 +67,7 @@ class Ensemble(ABC):
     method: str = "sampling"
     """"sampling", or the method without draws that takes its place: "linear" or "moments" (`dropbayes.predict`)."""
     n_features_in_: int
-    frame_columns_: FrameColumns | None
+    frame_columns_: Schema | None
     missing_values_: MissingValues | None
     bins_: Bins | None
     recalibration: Any = None
@@ -129,7 +132,7 @@ class Ensemble(ABC):
     def _inputs(self, X: Any) -> np.ndarray:
         """The inputs of the networks for rows `[row, feature]`, without those of the bins."""
         if self.frame_columns_ is not None:
-            x = self.frame_columns_.encode(X, learn_missing=self.missing_values_ is not None)
+            x = frame_inputs(self.frame_columns_, X, learn_missing=self.missing_values_ is not None)
         else:
             x = np.asarray(as_array(X), dtype=np.float64)
             if x.ndim != 2 or x.shape[1] != self.n_features_in_:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from dropbayes.estimators.bins import Bins
-from dropbayes.estimators.frames import FrameColumns
 from dropbayes.estimators.missing import MissingValues
 from dropbayes.population import Member, Population
 from dropbayes.population.heads import head_of
@@ -41,7 +40,7 @@ def save(estimator: Any, path: str | os.PathLike[str]) -> None:
     if frame is not None:
         from dropbayes.estimators.columns.schema import as_json  # slow to import, like its inverse below
 
-        settings["columns"] = as_json(frame.schema)
+        settings["columns"] = as_json(frame)
     tensors = {f"weight.{i}": w for i, w in enumerate(population.weights)}
     tensors |= {f"bias.{i}": b for i, b in enumerate(population.biases)}
     tensors |= {name: getattr(population, name) for name in STACKED}
@@ -93,7 +92,7 @@ def _restore(kind: Any, file: storage.ModelFile) -> Any:
     if settings.get("columns"):
         from dropbayes.estimators.columns.schema import from_json
 
-        estimator.frame_columns_ = FrameColumns(from_json(settings["columns"]))
+        estimator.frame_columns_ = from_json(settings["columns"])
     estimator.bins_ = None if bins is None else Bins(tuple(np.asarray(edges, dtype=np.float64) for edges in bins))
     if settings["feature_names"] is not None:
         estimator.feature_names_in_ = np.asarray(settings["feature_names"], dtype=object)
@@ -107,7 +106,7 @@ def _check_layout(file: storage.ModelFile, estimator: Any) -> None:
     """Raises unless the tensors are finite and have shapes consistent with the settings and each other."""
     population, bins = estimator.population_, estimator.bins_
     frame, missing = estimator.frame_columns_, estimator.missing_values_
-    n_columns = len(frame.schema.inputs) if frame else file.setting("n_features", int)
+    n_columns = len(frame.inputs) if frame else file.setting("n_features", int)
     n_columns += len(missing.columns) if missing else 0
     if bins and not all(np.isfinite(e).all() and (np.diff(e) > 0).all() and len(e) != 1 for e in bins.edges):
         raise ValueError("'bins' must have finite, rising edges")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,58 +22,51 @@ if TYPE_CHECKING:
     from dropbayes.estimators.columns.schema import Schema
 
 
-@dataclass(frozen=True)
-class FrameColumns:
-    """The roles of the columns of a training frame, and the inputs that each becomes."""
+def frame_schema(frame: Any) -> Schema:
+    """The role of each column of a training frame, inferred from its type and its cells, or an error.
 
-    schema: Schema
+    Columns that teach nothing are left out.
+    """
+    import pyarrow as pa
 
-    @classmethod
-    def of(cls, frame: Any) -> FrameColumns:
-        """The role of each column, inferred from its type and its cells; uninformative columns are left out.
+    from dropbayes.estimators.columns.inference import LeftOut, column_of
+    from dropbayes.estimators.columns.schema import Column, Schema
 
-        Raises:
-            ValueError: The role of a column cannot be inferred.
-        """
-        import pyarrow as pa
+    table, columns, left_out = as_table(frame), [], {}
+    for name in table.column_names:
+        is_category = pa.types.is_dictionary(table.schema.field(name).type)
+        match column_of(table[name], name, at=_location, categorical=is_category):
+            case Column() as column:
+                columns.append(column)
+            case LeftOut(reason):
+                left_out[name] = reason
+            case problem:
+                raise ValueError(f"`X` has a column {name!r} that {problem.message}; encode it, or leave it out.")
+    if not columns:
+        raise ValueError(f"`X` must have a column to learn from; left out are {left_out}.")
+    for name, reason in left_out.items():
+        warnings.warn(f"The column {name!r} of `X` is not learned from: {reason}.", UserWarning, stacklevel=2)
+    return Schema(tuple(columns), "", "regression", left_out)
 
-        from dropbayes.estimators.columns.inference import LeftOut, column_of
-        from dropbayes.estimators.columns.schema import Column, Schema
 
-        table, columns, left_out = as_table(frame), [], {}
-        for name in table.column_names:
-            is_category = pa.types.is_dictionary(table.schema.field(name).type)
-            match column_of(table[name], name, at=_location, categorical=is_category):
-                case Column() as column:
-                    columns.append(column)
-                case LeftOut(reason):
-                    left_out[name] = reason
-                case problem:
-                    raise ValueError(f"`X` has a column {name!r} that {problem.message}; encode it, or leave it out.")
-        if not columns:
-            raise ValueError(f"`X` must have a column to learn from; left out are {left_out}.")
-        for name, reason in left_out.items():
-            warnings.warn(f"The column {name!r} of `X` is not learned from: {reason}.", UserWarning, stacklevel=2)
-        return cls(Schema(tuple(columns), "", "regression", left_out))
+def frame_inputs(schema: Schema, frame: Any, *, learn_missing: bool) -> Numbers:
+    """The inputs of the networks, `[row, input]`, for rows with the columns of the training frame.
 
-    def encode(self, frame: Any, *, learn_missing: bool) -> Numbers:
-        """The inputs of the networks, `[row, input]`, for rows with the columns of the training frame.
+    Missing cells are filled and flagged, and new categories encoded as zeros, or else refused.
+    """
+    from dropbayes.estimators.columns.encoding import encode
 
-        Missing cells are filled and flagged, and new categories encoded as zeros, or else refused.
-        """
-        from dropbayes.estimators.columns.encoding import encode
-
-        try:
-            encoded = encode(self.schema, as_table(frame), at=_location, allow_new=learn_missing)
-        except ValueError as error:  # the remedy of an estimator is another than that of a model
-            raise ValueError(str(error).replace("`allow_new`", '`missing="learn"`')) from None
-        if encoded.missing and not learn_missing:
-            name, count = next(iter(encoded.missing.items()))
-            raise ValueError(
-                f"`X` must have no missing values; {count} of column {name!r} are. Fill them, or learn from their "
-                'absence with missing="learn".'
-            )
-        return encoded.x
+    try:
+        encoded = encode(schema, as_table(frame), at=_location, allow_new=learn_missing)
+    except ValueError as error:  # the remedy of an estimator is another than that of a model
+        raise ValueError(str(error).replace("`allow_new`", '`missing="learn"`')) from None
+    if encoded.missing and not learn_missing:
+        name, count = next(iter(encoded.missing.items()))
+        raise ValueError(
+            f"`X` must have no missing values; {count} of column {name!r} are. Fill them, or learn from their "
+            'absence with missing="learn".'
+        )
+    return encoded.x
 
 
 def as_table(frame: Any) -> pa.Table:

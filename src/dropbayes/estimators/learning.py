@@ -16,7 +16,7 @@ from torch import Tensor
 from dropbayes.estimators.bins import Bins
 from dropbayes.estimators.ensembles import Ensemble
 from dropbayes.estimators.extrapolation import Gap
-from dropbayes.estimators.frames import FrameColumns, as_array, check_names, is_mixed_frame
+from dropbayes.estimators.frames import as_array, check_names, frame_inputs, frame_schema, is_mixed_frame
 from dropbayes.estimators.missing import MissingValues
 from dropbayes.estimators.parameters import FOLDS, MANY_ROWS, Parameters
 from dropbayes.estimators.process import Offset
@@ -314,12 +314,12 @@ class DropoutEstimator(Parameters, Ensemble):
         checks |= {"dtype": np.float64, "ensure_all_finite": True if self.missing == "error" else "allow-nan"}
         check_names(X)
         if reset:
-            self.frame_columns_ = FrameColumns.of(X) if is_mixed_frame(X) else None
+            self.frame_columns_ = frame_schema(X) if is_mixed_frame(X) else None
         try:
             if self.frame_columns_ is None:
                 return validate_data(self, as_array(X), *map(as_array, y), reset=reset, **checks)
             validate_data(self, X, skip_check_array=True, reset=reset)  # names and number of columns
-            x = self.frame_columns_.encode(X, learn_missing=self._learns_missing)
+            x = frame_inputs(self.frame_columns_, X, learn_missing=self._learns_missing)
             return check_X_y(x, *map(as_array, y), **checks) if y else check_array(x, **checks)
         except ValueError as error:
             if not str(error).startswith("Input X contains NaN"):
@@ -338,7 +338,7 @@ class DropoutEstimator(Parameters, Ensemble):
     @property
     def _learns_missing(self) -> bool:
         """Whether missing cells of a frame are learned from: "auto" does where its training frame had some."""
-        columns = () if self.frame_columns_ is None else self.frame_columns_.schema.columns
+        columns = () if self.frame_columns_ is None else self.frame_columns_.columns
         return self.missing == "learn" or (self.missing == "auto" and any(column.flagged for column in columns))
 
     def _inputs(self, X: Any) -> np.ndarray:

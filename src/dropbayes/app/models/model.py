@@ -21,7 +21,7 @@ from dropbayes.estimators.columns import Encoded, Schema, check_columns, encode,
 from dropbayes.estimators.columns.cells import Place
 from dropbayes.estimators.columns.schema import Task, list_names
 from dropbayes.estimators.ensembles import Ensemble
-from dropbayes.estimators.frames import FrameColumns, as_frame, as_table
+from dropbayes.estimators.frames import as_frame, as_table, frame_inputs, frame_schema
 from dropbayes.estimators.recalibration import Method, fit_recalibration, with_recalibration
 from dropbayes.runtime.arrays import NumpyArray
 from dropbayes.runtime.validation import quote
@@ -96,8 +96,8 @@ class Model:
         The data frame and `y` are the inputs and the targets it was fitted to, `target` is the name of the latter.
         """
         task: Task = "classification" if hasattr(estimator, "classes_") else "regression"
-        columns = estimator.frame_columns_ or FrameColumns.of(frame)  # it keeps none for a frame of numbers
-        schema, names = replace(columns.schema, target=target, task=task), tuple(as_table(frame).column_names)
+        columns = estimator.frame_columns_ or frame_schema(frame)  # it keeps none for a frame of numbers
+        schema, names = replace(columns, target=target, task=task), tuple(as_table(frame).column_names)
         if estimator.frame_columns_ is None and schema.inputs != names:
             raise ValueError(
                 "`frame` must hold numbers alone, as the estimator was fitted to them; its columns would become the "
@@ -106,7 +106,7 @@ class Model:
         n_inputs = estimator.n_features_in_
         if estimator.frame_columns_ is None and n_inputs != len(names):
             raise ValueError(f"`frame` must hold the {n_inputs} inputs of the estimator; got {len(names)}.")
-        x = columns.encode(frame, learn_missing=True)
+        x = frame_inputs(schema, frame, learn_missing=True)
         if len(np.asarray(y)) != len(x):
             raise ValueError(f"`y` must hold a target for each of the {len(x)} rows; got {len(np.asarray(y))}.")
         view = copy.copy(estimator)
