@@ -56,6 +56,11 @@ def test_a_scaled_deviation_maximises_the_likelihood_of_its_rows_shrunk_towards_
     assert factor == pytest.approx(np.exp(best.x), rel=1e-3)
 
 
+def test_a_factor_of_two_doubles_the_deviation(regressor):
+    wider = with_recalibration(regressor, Recalibration("scale", (2.0,), n_rows=40))
+    np.testing.assert_allclose(wider.predict(X, return_std=True)[1], 2 * regressor.predict(X, return_std=True)[1])
+
+
 def test_the_factor_of_a_gaussian_is_its_residual_deviation_with_one_for_the_prior_rows():
     residual = np.random.default_rng(1).normal(scale=3, size=4000)
     found = best_factor(lambda factor: float(-0.5 * (residual**2).sum() / factor**2 - 4000 * np.log(factor)))

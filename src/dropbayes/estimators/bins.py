@@ -35,10 +35,7 @@ class Bins:
     def of(cls, x: Array, *, max_inputs: int) -> Bins:
         """Bins that hold equal numbers of training rows; between all values of a column that has few, such as codes.
 
-        Args:
-            x: Training rows.
-            max_inputs: The maximum number of inputs from all bins; with more columns, each has fewer bins or none.
-                Columns of few values are not counted.
+        The bins of all others have at most `max_inputs` inputs: of many columns, each has fewer bins or none.
         """
         n_rows, n_columns = x.shape
         n_bins = min(max_inputs // max(1, n_columns), n_rows // _ROWS_PER_BIN, _MAX_BINS)

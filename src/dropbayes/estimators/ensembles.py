@@ -50,11 +50,7 @@ METHODS = ("sampling", "linear", "moments")
 
 
 class Ensemble(ABC):
-    """The common base of regression and classification ensembles.
-
-    Args:
-        parameters: The parameters that the estimator was fitted with, by name.
-    """
+    """The common base of regression and classification ensembles, with the parameters that these were fitted with."""
 
     saved_as: ClassVar[str]
     """The kind written to its model file."""
@@ -199,11 +195,7 @@ class Ensemble(ABC):
     @classmethod
     @on_cpu
     def load(cls, path: str | os.PathLike[str]) -> Any:
-        """The estimator or ensemble that a file holds, fitted.
-
-        Raises:
-            ValueError: The file is damaged, or holds something else.
-        """
+        """The estimator or ensemble that a file holds, fitted; an error if it is damaged or holds something else."""
         return files.load(cls, path)[0]
 
     @abstractmethod

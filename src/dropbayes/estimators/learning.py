@@ -303,11 +303,7 @@ class DropoutEstimator(Parameters, Ensemble):
     def _arrays(self, X: Any, *y: Any, reset: bool, **checks: Any) -> Any:
         """The inputs, and the targets if given, as arrays; a frame's categories and dates as numbers.
 
-        Args:
-            X: Inputs.
-            y: Targets.
-            reset: Whether these rows define the columns that later rows must have.
-            checks: As for scikit-learn's `check_X_y`.
+        With `reset`, these rows define the columns that later rows must have; `checks` are those of `check_X_y`.
         """
         if self.missing not in ("auto", "error", "learn"):
             raise ValueError(f"`missing` must be 'auto', 'error' or 'learn'; got {self.missing!r}.")

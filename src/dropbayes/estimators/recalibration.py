@@ -187,17 +187,7 @@ class _ConformalMixture(Mixture):
 
 
 def with_recalibration(estimator: Any, recalibration: Recalibration | None) -> Any:
-    """A view of a fitted estimator that predicts with a recalibration; without any for None.
-
-    Example:
-        >>> from dropbayes.estimators import DropoutRegressor
-        >>> x = np.linspace(-2, 2, 40)[:, None]
-        >>> model = DropoutRegressor(drop_prob=0.1, weight_decay=1e-4, n_steps=20, n_networks=1, random_state=0)
-        >>> model = model.fit(x, np.sin(x[:, 0]))
-        >>> wider = with_recalibration(model, Recalibration("scale", (2.0,), n_rows=40))
-        >>> bool(np.allclose(wider.predict(x, return_std=True)[1], 2 * model.predict(x, return_std=True)[1]))
-        True
-    """
+    """A view of a fitted estimator that predicts with a recalibration; without any for None."""
     if recalibration is not None and hasattr(estimator, "classes_") and recalibration.method == "isotonic":
         raise ValueError("`method` isotonic maps the levels of numbers; use scale or conformal for classes.")
     view = copy.copy(estimator)
