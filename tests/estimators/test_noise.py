@@ -42,7 +42,7 @@ def test_a_narrow_core_with_wide_tails_is_told_by_scales_that_differ_from_draw_t
     source = torch.Generator().manual_seed(6)
     sizes = torch.randn(1500, generator=source).exp()
     y, x = (sizes * torch.randn(1500, generator=source))[None], torch.zeros(1500, 1)
-    noise, _ = fit_noise(torch.zeros(1, 24, 1500), x, y, n_steps=150)
+    noise, _ = fit_noise(torch.zeros(1, 24, 1500), x, y, weight=torch.ones(1500), n_steps=150)
     assert 0.7 < noise.spread < 1
     mixture = noise.mixture(torch.zeros(300, 1, 1, dtype=F64), x[:1], torch.zeros(1), torch.ones(1)).output(0)
     for level in (0.05, 0.25):
@@ -88,7 +88,7 @@ def test_the_fit_recovers_the_scale_and_uses_inputs_only_when_they_matter():
     draws = 0.01 * torch.randn(2, 6, 600, generator=source)
     log_sigma = torch.stack([torch.full((600,), math.log(0.5)), -1.0 + 0.8 * x[:, 0]])
     y = log_sigma.exp() * torch.randn(2, 600, generator=source)
-    noise, scores = fit_noise(draws, x, y, n_steps=150)
+    noise, scores = fit_noise(draws, x, y, weight=torch.ones(600), n_steps=150)
     fitted = noise.log_scale(noise_features(x, draws))
     assert fitted[0].std() < 0.01 and (fitted[0].mean() - math.log(0.5)).abs() < 0.1
     slope = torch.linalg.lstsq(torch.stack([torch.ones(600), x[:, 0]], 1), fitted[1]).solution[1]
@@ -111,7 +111,7 @@ def test_weights_decide_which_rows_the_scale_describes():
 def test_a_row_has_the_same_scale_alone_and_among_others():
     source = torch.Generator().manual_seed(4)
     draws, x = torch.randn(2, 6, 50, generator=source), torch.randn(50, 3, generator=source)
-    noise, _ = fit_noise(draws, x, torch.randn(2, 50, generator=source), n_steps=5)
+    noise, _ = fit_noise(draws, x, torch.randn(2, 50, generator=source), weight=torch.ones(50), n_steps=5)
     sampled, one = draws.permute(1, 2, 0).double(), torch.ones(2, dtype=F64)
     together = noise.mixture(sampled, x, one, one)
     alone = noise.mixture(sampled[:, 17:18], x[17:18], one, one)

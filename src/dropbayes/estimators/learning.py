@@ -117,8 +117,7 @@ class DropoutEstimator(Parameters, Ensemble):
         epochs = sum(member.epochs for member in grid) + n_finalists * self._epochs(n_searched)
         searched = epochs * n_folds * -(-learned // self._batch_size(n_searched))
         trained = self._n_networks(n_rows) * self._epochs(n_rows) * -(-n_rows // self._batch_size(n_rows))
-        show = None if self.verbose else False
-        return ProgressBar("fit", searched + trained, unit="network steps", show=show)
+        return ProgressBar("fit", searched + trained, unit="network steps", show=None if self.verbose else False)
 
     def _search(
         self, data: Task, groups: Any, offset: Offset | None, *, forward: bool, progress: ProgressBar
@@ -156,16 +155,13 @@ class DropoutEstimator(Parameters, Ensemble):
         The networks cycle through the members, with the τ of their members.
         """
         x, y, weight = data.x, data.y, data.weight
-        n_searched = min(len(x), _SEARCH_ROWS)
-        full = self._epochs(n_searched)
+        full = self._epochs(min(len(x), _SEARCH_ROWS))
         if self.bins_ is not None and all(member.n_inputs is not None for member in choice.members):
             x, self.bins_ = x[:, : len(self.bins_.edges)], None  # no member sees the bins
         members = []
         for i in range(self._n_networks(len(x))):
             member = choice.members[i % len(choice.selection)]
-            epochs = member.epochs
-            if n_searched < len(x):  # the same fraction of a full training
-                epochs = max(1, round(self._epochs(len(x)) * member.epochs / full))
+            epochs = max(1, round(self._epochs(len(x)) * member.epochs / full))  # the same fraction of a full training
             n_inputs = None if self.bins_ is None else member.n_inputs
             seed = self.seed_ + 1000 + i
             members.append(replace(member, task=int(member.offset), epochs=epochs, seed=seed, n_inputs=n_inputs))

@@ -159,14 +159,7 @@ class _MixtureDensity(torch.autograd.Function):
 
 
 def fit_noise(
-    draws: Tensor,
-    x: Tensor,
-    y: Tensor,
-    *,
-    weight: Tensor | None = None,
-    gaussian: bool = False,
-    n_steps: int = 150,
-    seed: int = 0,
+    draws: Tensor, x: Tensor, y: Tensor, *, weight: Tensor, n_steps: int, gaussian: bool = False, seed: int = 0
 ) -> tuple[StudentNoise, Tensor]:
     r"""The noise model of each output with the best cross-validated likelihood, and that likelihood (a mean over rows).
 
@@ -177,7 +170,7 @@ def fit_noise(
     source = torch.Generator().manual_seed(seed)
     fold = torch.randperm(n_rows, generator=source) % _FOLDS
     held_out = torch.stack([fold == k for k in range(_FOLDS if n_rows <= _MANY_ROWS else 1)])
-    weight = torch.ones_like(y[0]) if weight is None else (weight / weight.mean()).to(y)
+    weight = (weight / weight.mean()).to(y)
     features = noise_features(x, draws)
     start = _initial_noise(draws, features, y, weight, source)
     learned: Sequence[str] = _LEARNED

@@ -153,9 +153,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         standard, share = _standardised(x, weight)
         with cpu_threads(1):  # The bits of a product depend on the threads.
             fitted = fit_process(standard, torch.tensor(y).reshape(-1), share, self.seed_)
-        if fitted is None:
-            return None
-        self.process_, offset = fitted
+        self.process_, offset = fitted or (None, None)
         return offset
 
     def _task_targets(self, x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:

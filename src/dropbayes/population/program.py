@@ -234,11 +234,9 @@ class Program:
         if self.vector.is_cuda and self.graph is None:
             state = [self.vector, self.first, self.second, self.step_in_chunk]
             self.graph, _ = capture_graph(self.step, state, self.vector.device)
+        advance = self.step if self.graph is None else self.graph.replay
         for _ in range(steps):
-            if self.graph is not None:
-                self.graph.replay()
-            else:
-                self.step()
+            advance()
 
     def _current_values(self, values: Tensor) -> Tensor:
         if values.is_cuda:  # during a graph's replay the host does not know the step
