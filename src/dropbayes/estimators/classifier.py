@@ -78,7 +78,6 @@ class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
         return self
 
     def _fit_noise(self, choice: EnsembleChoice, offset: Offset | None, *, forward: bool) -> None:
-        del offset
         _, codes, weight = choice.held_out_rows()
         draws = choice.held_out_draws(self._effort.noise_draws).double().cpu()
         grown, evidence = self._grow_trees(choice) if not forward else ((), draws.new_zeros(0, *draws.shape[1:]))

@@ -75,7 +75,6 @@ class Ensemble(ABC):
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The parameters that the estimator was fitted with, by name."""
-        del deep
         return {name: getattr(self, name) for name in self._names}
 
     @property
@@ -291,8 +290,10 @@ class RegressionEnsemble(Ensemble):
         population, n_outputs = self.population_, self.population_.y_mean.shape[1]
         if self.process_ is not None:
             outputs = self._with_process(inputs, outputs)
-        if self.forest_ is not None:
-            outputs = self._with_forest(x, outputs)
+        if self.forest_ is not None:  # networks and trees as draws of one network, in one standard
+            n_draws = self._n_drawn if len(outputs) == 1 else len(outputs)
+            functions = outputs.expand(n_draws, -1, -1, -1).double().flatten(0, 1)
+            outputs = among(functions, self.forest_.draws(x), float(self.forest_.weight))[:, None]
         if self.bounds_ is not None:
             values, rest = outputs.split([n_outputs, outputs.shape[-1] - n_outputs], -1)
             shift = self.bounds_.shift(draw_mean(values.double().flatten(0, 1)))
@@ -328,12 +329,6 @@ class RegressionEnsemble(Ensemble):
         y_mean, y_scale = process.y_mean.to(outputs.device), process.y_scale.to(outputs.device)
         values = outputs.double() * population.y_scale[:, None] + population.y_mean[:, None]
         return torch.where(has_offset, values / y_scale + offset, (values - y_mean) / y_scale)
-
-    def _with_forest(self, x: np.ndarray, outputs: Tensor) -> Tensor:
-        """The outputs `[draw, 1, row, output]` of networks and trees, in one standard."""
-        assert self.forest_ is not None
-        functions = outputs.expand(self._n_drawn if len(outputs) == 1 else -1, -1, -1, -1).double().flatten(0, 1)
-        return among(functions, self.forest_.draws(x), float(self.forest_.weight))[:, None]
 
     @on_cpu
     def predict(self, X: Any, return_std: bool = False, return_cov: bool = False) -> Any:

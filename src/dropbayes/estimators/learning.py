@@ -97,7 +97,7 @@ class DropoutEstimator(Parameters, Ensemble):
             self._fit_noise(choice, offset, forward=times is not None)
             self._set_bounds(y)
             if gap is not None:
-                self._fit_extrapolation(gap, without_gap, x, y, weight)
+                self._fit_extrapolation(gap, without_gap, data)
 
     def _warn_below_baseline(self, baseline: str) -> None:
         if self.held_out_score_ < self.baseline_score_:
@@ -254,23 +254,18 @@ class DropoutEstimator(Parameters, Ensemble):
 
     def _fit_process(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> Offset | None:
         """Fits the process whose errors candidates may learn; None for none."""
-        del x, y, weight
         self.process_ = None
         return None
 
     def _task_targets(self, x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
         """The targets of each task of the networks: y, and what the process leaves of it."""
-        del x
         return [y]
 
     def _gap(self, x: np.ndarray, weight: np.ndarray) -> Gap | None:
         """A gap in the rows whose errors teach how predictions part far from the rows; None to leave them."""
-        del x, weight
         return None
 
-    def _fit_extrapolation(
-        self, gap: Gap, without_gap: Population, x: np.ndarray, y: np.ndarray, weight: np.ndarray
-    ) -> None:
+    def _fit_extrapolation(self, gap: Gap, without_gap: Population, data: Task) -> None:
         """Fits the spread of the draws far from the rows to the rows of a gap."""
 
     def _set_bounds(self, y: np.ndarray) -> None:

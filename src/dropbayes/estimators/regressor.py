@@ -22,7 +22,7 @@ from dropbayes.estimators.process import MAX_ROWS, Offset, fit_process, offset_d
 from dropbayes.estimators.rows import row_weights
 from dropbayes.estimators.transforms import candidate_transforms
 from dropbayes.estimators.trees import among, grow_forest, tree_share
-from dropbayes.population import EnsembleChoice, Population, draws
+from dropbayes.population import EnsembleChoice, Population, Task, draws
 from dropbayes.population.standardisation import moments
 from dropbayes.runtime.devices import cpu_threads, on_cpu
 
@@ -173,7 +173,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         if self.noise != "student":
             return
         effort, (y_mean, y_scale) = self._effort, self._target_moments
-        shift = offset and offset_draws(offset.mean, offset.deviation, effort.noise_draws)[..., None]
+        shift = None if offset is None else offset_draws(offset.mean, offset.deviation, effort.noise_draws)[..., None]
         draws = (choice.held_out_draws(effort.noise_draws, shift).cpu() - y_mean) / y_scale
         x = self._standard_columns(x.double())
         outcome = y.double()
@@ -232,23 +232,23 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         columns, _ = _standardised(x if self.bins_ is None else x[:, : len(self.bins_.edges)], weight)
         return find_gap(columns, self.seed_)
 
-    def _fit_extrapolation(self, gap: Gap, without_gap: Population, x: np.ndarray, y: np.ndarray, weight: Any) -> None:
+    def _fit_extrapolation(self, gap: Gap, without_gap: Population, data: Task) -> None:
         if self.noise_ is None or bool(without_gap.diverged.any()):
             return
-        source = torch.Generator().manual_seed(self.seed_)
+        x, source = data.x, torch.Generator().manual_seed(self.seed_)
         inside = gap.rows.nonzero()[:, 0]
         rows = inside[torch.randperm(len(inside), generator=source)[:_GAP_ROWS]]
         y_mean, y_scale = self._target_moments
         sampled, _ = draws(without_gap, torch.as_tensor(x[:, : without_gap.x_mean.shape[1]])[rows], n_draws=_GAP_DRAWS)
         columns, functions = self._standard_columns(x), (sampled[:, 0].cpu() - y_mean) / y_scale
-        outcome = torch.from_numpy(self._standard_targets(y))
+        outcome = torch.from_numpy(self._standard_targets(data.y))
         if self.forest_ is not None:
-            table = x[:, : self._n_columns], outcome[:, 0].numpy(), weight, gap.rows.numpy().astype(int)
+            table = x[:, : self._n_columns], outcome[:, 0].numpy(), data.weight, gap.rows.numpy().astype(int)
             _, trees = grow_forest(*table, [1], self._n_trees, self.seed_)
             functions = among(functions, trees[:, rows], float(self.forest_.weight))
         unit = torch.zeros_like(y_mean), torch.ones_like(y_scale)
         mixture = self.noise_.mixture(functions, columns[rows], *unit)
-        share = torch.as_tensor(weight)[rows]
+        share = torch.as_tensor(data.weight)[rows]
         self.extrapolation_ = fit_extrapolation(gap, columns, mixture, outcome[rows], rows, share)
 
     def _set_precision(self, precision: Tensor) -> None:

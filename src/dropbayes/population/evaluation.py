@@ -242,8 +242,7 @@ def _chunks(population: Population, inputs: Tensor, n_draws: int, seed: int) -> 
     # One stream of words and one of dithers for each layer, draw by draw: on a CPU independent of the chunks of draws.
     keys = [(randomness.Stream.EVALUATION, seed, layer) for layer in range(len(scaled))]
     dithers = [randomness.generator(*key, 1) for key in keys]
-    seeds = [randomness.generator(*key, 0).initial_seed() for key in keys]
-    sources = [torch.Generator(device).manual_seed(number) for number in seeds]
+    sources = [randomness.generator(*key, 0, device=device) for key in keys]
     for start in range(0, n_draws, size):
         count = min(size, n_draws - start)
         layers: list[Tensor | None] = []

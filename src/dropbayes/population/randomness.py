@@ -24,10 +24,10 @@ class Stream(enum.IntEnum):
     INITIAL_WEIGHTS, MEMBER_WORDS, MEMBER_ORDER, EPOCH_ORDER, SHARED_WORDS, DITHERS, EVALUATION = range(7)
 
 
-def generator(*key: int) -> torch.Generator:
-    """A CPU generator for a tuple of non-negative integers; unequal tuples give unrelated streams."""
+def generator(*key: int, device: torch.device | str = "cpu") -> torch.Generator:
+    """A generator for a tuple of non-negative integers; unequal tuples give unrelated streams."""
     seed = int(np.random.SeedSequence(key).generate_state(1, np.uint32)[0])
-    return torch.Generator().manual_seed(seed)
+    return torch.Generator(device).manual_seed(seed)
 
 
 def words(shape: Sequence[int], source: torch.Generator) -> Tensor:
