@@ -195,7 +195,7 @@ class Ensemble(ABC):
     @on_cpu
     def load(cls, path: str | os.PathLike[str]) -> Any:
         """The estimator or ensemble that a file holds, fitted; an error if it is damaged or holds something else."""
-        return files.load(cls, path)[0]
+        return files.load(cls, path)
 
     @abstractmethod
     def _head(self) -> str:

@@ -50,15 +50,15 @@ def save(estimator: Any, path: str | os.PathLike[str]) -> None:
     storage.save(path, tensors, kind=estimator.saved_as, settings=settings)
 
 
-def load(kind: Any, path: str | os.PathLike[str]) -> tuple[Any, storage.ModelFile]:
-    """The estimator of the given class in a file, and the file."""
+def load(kind: Any, path: str | os.PathLike[str]) -> Any:
+    """The estimator of the given class in a file."""
     file = storage.load(path, kinds=[kind.saved_as])
     try:
         estimator = _restore(kind, file)
         estimator._set_class_state(file.settings)
     except (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"`path` holds a {file.kind} with missing, unknown or impossible parts: {error}.") from None
-    return estimator, file
+    return estimator
 
 
 def _restore(kind: Any, file: storage.ModelFile) -> Any:

@@ -106,18 +106,15 @@ def _fill_categories(
     inputs: Numbers, column: Column, values: pa.ChunkedArray, at: Place, missing: Collection[str], allow_new: bool
 ) -> tuple[Mask, Mask]:
     """Sets the inputs of a category; returns which rows lack one, and which have a new one."""
-    texts = cells.texts(cells.plain(values), missing)
-    codes = pc.index_in(texts.drop_null(), value_set=pa.array(column.categories, pa.string()))
-    present = texts.is_valid().to_numpy(zero_copy_only=False)
-    rows = np.flatnonzero(present)
-    known = codes.is_valid().to_numpy(zero_copy_only=False)
-    if not known.all() and not allow_new:
-        row = int(rows[known.argmin()])
+    texts = cells.texts(values, missing)
+    codes = pc.index_in(texts, value_set=pa.array(column.categories, pa.string()))
+    present, known = (array.is_valid().to_numpy(zero_copy_only=False) for array in (texts, codes))
+    unknown = present & ~known
+    if unknown.any() and not allow_new:
+        row = int(unknown.argmax())
         raise ValueError(
             f"{at(row)}, column {quote(column.name)}: {quote(texts[row].as_py())} was not seen in training "
             f"({list_names(column.categories, most=5)}); correct it, or encode new ones as all zeros with `allow_new`."
         )
-    inputs[rows[known], codes.drop_null().to_numpy(zero_copy_only=False)] = 1.0
-    unknown = np.zeros(len(present), dtype=bool)
-    unknown[rows[~known]] = True
+    inputs[known, codes.drop_null().to_numpy(zero_copy_only=False)] = 1.0
     return ~present, unknown

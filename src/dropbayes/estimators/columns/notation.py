@@ -113,12 +113,9 @@ def mixed_currencies(texts: pa.Array, *, decimal: str | None = None) -> list[str
 
 
 def _matching(texts: pa.Array, signs: Sequence[str], decimal: str | None) -> Notation | None:
-    for sign in signs:
-        for mark, thousands in (pair for pair in _MARKS if decimal in (None, pair[0])):
-            notation = Notation(mark, thousands, sign)
-            if pc.all(pc.match_substring_regex(texts, notation.pattern)).as_py():
-                return notation
-    return None
+    marks = [pair for pair in _MARKS if decimal in (None, pair[0])]
+    notations = (Notation(*pair, sign) for sign in signs for pair in marks)
+    return next((one for one in notations if pc.all(pc.match_substring_regex(texts, one.pattern)).as_py()), None)
 
 
 def _currencies(texts: pa.Array) -> list[str]:
