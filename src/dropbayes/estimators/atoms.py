@@ -120,7 +120,6 @@ def fit_atoms(mixture: Mixture, y: Tensor, weight: Tensor) -> Atoms | None:
     low, high = torch.minimum(low, atoms), torch.maximum(high, atoms)
     low[1:] = torch.maximum(low[1:], atoms[:-1])
     high[:-1] = torch.minimum(high[:-1], low[1:])
-    first, last = bool(chosen[0]), bool(chosen[-1])
-    low[0] = -torch.inf if first else low[0]
-    high[-1] = torch.inf if last else high[-1]
+    low[0] = torch.where(chosen[0], -torch.inf, low[0])
+    high[-1] = torch.where(chosen[-1], torch.inf, high[-1])
     return Atoms(atoms, low, high)

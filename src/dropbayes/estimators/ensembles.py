@@ -341,13 +341,9 @@ class RegressionEnsemble(Ensemble):
             raise RuntimeError("At most one of return_std or return_cov can be requested.")
         if return_cov:
             return self._mean_and_covariance(X)
-        means, stds = [], []
-        for _, mixture in self.predictive_blocks(X):
-            means.append(mixture.mean)
-            if return_std:
-                stds.append(mixture.std)
-        mean = torch.cat(means).numpy()
-        return (mean, torch.cat(stds).numpy()) if return_std else mean
+        blocks = [(m.mean, m.std) if return_std else (m.mean,) for _, m in self.predictive_blocks(X)]
+        moments = tuple(torch.cat(values).numpy() for values in zip(*blocks, strict=True))
+        return moments if return_std else moments[0]
 
     def _mean_and_covariance(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
         mixture = self.predictive(X)

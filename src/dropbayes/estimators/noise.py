@@ -173,12 +173,10 @@ def fit_noise(
     weight = (weight / weight.mean()).to(y)
     features = noise_features(x, draws)
     start = _initial_noise(draws, features, y, weight, source)
-    learned: Sequence[str] = _LEARNED
+    learned = _LEARNED[:-2] if gaussian else _LEARNED
     if gaussian:
-        start = replace(
-            start, log_freedom=torch.full_like(start.log_freedom, _LIGHT_TAILS), raw_spread=0 * start.raw_spread
-        )
-        learned = _LEARNED[:-2]
+        zeros = torch.zeros_like(start.raw_spread)
+        start = replace(start, raw_spread=zeros, log_freedom=zeros + _LIGHT_TAILS)
     penalties = torch.tensor(PENALTIES).to(y)
     shape = (n_outputs, len(penalties), len(held_out))
 
@@ -190,7 +188,7 @@ def fit_noise(
     # Half the draws suffice to separate the penalties.
     many = (repeat(draws[:, ::2]), repeat(features), repeat(y))
     starts = StudentNoise(**{name: repeat(values) for name, values in vars(start).items()})
-    fitted = _maximise(starts, *many, weight * (1 - tested), penalty, n_steps, learned)
+    fitted = _maximise(starts, many, weight * (1 - tested), penalty, n_steps, learned)
     with torch.no_grad():
         density = log_density(fitted, *many) * tested
     # [output, penalty, row]: every row is held out in at most one fold.
@@ -198,7 +196,7 @@ def fit_noise(
     rows = held_out.any(0)
     chosen = _simplest_penalty(density[..., rows], weight[rows])
     scores = (density[..., rows] * weight[rows]).sum(-1) / weight[rows].sum()
-    noise = _maximise(start, draws, features, y, weight.expand_as(y), penalties[chosen], n_steps, learned)
+    noise = _maximise(start, (draws, features, y), weight.expand_as(y), penalties[chosen], n_steps, learned)
     if gaussian:
         noise = replace(noise, log_freedom=torch.full_like(noise.log_freedom, torch.inf))
     return noise, scores.gather(1, chosen[:, None])[:, 0]
@@ -240,22 +238,15 @@ def _initial_noise(draws: Tensor, features: Tensor, y: Tensor, weight: Tensor, s
 
 
 def _maximise(
-    noise: StudentNoise,
-    draws: Tensor,
-    features: Tensor,
-    y: Tensor,
-    weight: Tensor,
-    penalty: Tensor,
-    n_steps: int,
-    learned: Sequence[str],
+    noise: StudentNoise, rows: Sequence[Tensor], weight: Tensor, penalty: Tensor, n_steps: int, learned: Sequence[str]
 ) -> StudentNoise:
-    """The penalised maximum-likelihood fit of every model to its weighted rows, by Adam with cosine decay."""
+    """The penalised maximum-likelihood fit of each model to rows (draws, features, y), by Adam with cosine decay."""
     noise = replace(noise, **{name: getattr(noise, name).clone().requires_grad_() for name in learned})
     parameters = [getattr(noise, name) for name in learned]
     moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in parameters]
     count = weight.sum(1)
     for step in range(n_steps):
-        loss = -(log_density(noise, draws, features, y) * weight).sum(1) / count
+        loss = -(log_density(noise, *rows) * weight).sum(1) / count
         squares = noise.first.square().sum((1, 2)) / noise.first.shape[1] + noise.second.square().sum((1, 2))
         # Weak penalties towards plausible values keep κ, s and ν finite where the likelihood is flat.
         pull = 0.5 * (noise.log_shrink.square() + noise.raw_spread.square() + (noise.log_freedom - 2).square())

@@ -214,18 +214,17 @@ def fit_recalibration(estimator: Any, X: Any, y: Any, *, method: Method = "scale
     outcome = torch.as_tensor(np.asarray(y, dtype=np.float64))
     outcome = plain.transform_.forward(outcome)  # deviations are scaled where the noise is symmetric
     blocks = [(rows, getattr(mixture, "base", mixture)) for rows, mixture in plain.predictive_blocks(X)]
-    if method == "isotonic":
-        values = torch.cat([mixture.pit(outcome[rows]) for rows, mixture in blocks])
-        return Recalibration(method, _sorted_subset(values), len(y))
-    if method == "conformal":
-        mean = torch.cat([mixture.mean for _, mixture in blocks])
-        std = torch.cat([mixture.std for _, mixture in blocks])
-        return Recalibration(method, _sorted_subset(conformal.standardised_residuals(mean, std, outcome)), len(y))
 
     def log_likelihood(factor: float) -> float:
         return sum(float(_scaled(mixture, factor).log_density(outcome[rows]).sum()) for rows, mixture in blocks)
 
-    return Recalibration(method, (best_factor(log_likelihood),), len(y))
+    if method == "scale":
+        return Recalibration(method, (best_factor(log_likelihood),), len(y))
+    if method == "isotonic":
+        scores = [mixture.pit(outcome[rows]) for rows, mixture in blocks]
+    else:
+        scores = [conformal.standardised_residuals(m.mean, m.std, outcome[rows]) for rows, m in blocks]
+    return Recalibration(method, _sorted_subset(torch.cat(scores)), len(y))
 
 
 def _fit_classes(plain: Any, X: Any, y: Any, method: Method) -> Recalibration:
