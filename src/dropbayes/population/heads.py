@@ -3,7 +3,6 @@ r"""The heads of a population's networks: how outputs, of every member at once, 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 import torch
@@ -13,10 +12,13 @@ from dropbayes.runtime.arrays import to_tensor
 from dropbayes.runtime.validation import finite_tensor
 
 
-class Head(ABC):
-    """The interface of a likelihood for training and evaluating a population."""
+class Head:
+    """A likelihood for training and evaluating a population: Gaussian noise of constant precision τ, unless overridden.
 
-    name: ClassVar[str]
+    Half the squared error is the data term over τ [GG16, eq:L:GP-MC-reg].
+    """
+
+    name: ClassVar[str] = "gaussian"
     has_noise: ClassVar[bool] = True
     """Whether targets are numbers, standardised in training, with a noise whose precision τ can be fitted."""
 
@@ -32,29 +34,17 @@ class Head(ABC):
             raise ValueError(f"`y` must be [row] or [row, output]; got the shape {tuple(column.shape)}.")
         return column
 
-    @abstractmethod
     def loss_gradient(self, output: Tensor, y: Tensor) -> Tensor:
         """The gradient of each row's data term with respect to its outputs."""
+        return output - y
 
-    @abstractmethod
     def in_units(self, output: Tensor, shift: Tensor, scale: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """The conditional mean and variance in the units of y, of mean `shift` and noise variance τ⁻¹ `noise`."""
+        return output * scale + shift, noise.expand_as(output)
 
     def log_density(self, mean: Tensor, variance: Tensor, y: Tensor) -> Tensor:
         r"""$\log p(\mathbf y \mid \widehat{\mathbf y})$ of each row, over all outputs, in the units of y."""
         return -0.5 * ((y - mean).square() / variance + variance.log() + math.log(2 * math.pi)).sum(-1)
-
-
-class GaussianHead(Head):
-    """Gaussian noise of constant precision τ; half the squared error is the data term over τ [GG16, eq:L:GP-MC-reg]."""
-
-    name = "gaussian"
-
-    def loss_gradient(self, output: Tensor, y: Tensor) -> Tensor:
-        return output - y
-
-    def in_units(self, output: Tensor, shift: Tensor, scale: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        return output * scale + shift, noise.expand_as(output)
 
 
 class HeteroscedasticHead(Head):
@@ -105,7 +95,7 @@ class CategoricalHead(Head):
         return mean.log().gather(-1, y.expand(*mean.shape[:-1], 1))[..., 0]
 
 
-HEADS: dict[str, Head] = {head.name: head for head in (GaussianHead(), HeteroscedasticHead(), CategoricalHead())}
+HEADS: dict[str, Head] = {head.name: head for head in (Head(), HeteroscedasticHead(), CategoricalHead())}
 
 
 def head_of(likelihood: str) -> Head:
