@@ -9,6 +9,7 @@ import torch
 
 from dropbayes.runtime import validation
 from dropbayes.runtime.validation import (
+    check_choice,
     check_count,
     check_keep_prob,
     check_n_data,
@@ -38,6 +39,12 @@ def test_zero_is_allowed_where_it_is_said_to_be():
 def test_a_drop_probability_in_place_of_a_keep_probability_is_explained():
     with pytest.raises(ValueError, match=r"one minus the `p` of torch.nn.Dropout"):
         check_keep_prob(0.0)
+
+
+def test_a_choice_that_is_none_is_refused_with_those_that_are():
+    check_choice("masks", "row", ("shared", "row"))
+    with pytest.raises(ValueError, match="`masks` must be one of 'shared', 'row'; got \\['row'\\]"):
+        check_choice("masks", ["row"], {"shared": 1, "row": 2})
 
 
 def test_half_a_row_is_refused():

@@ -34,7 +34,7 @@ from dropbayes.population import Population, network
 from dropbayes.population.evaluation import in_units
 from dropbayes.predictive import Mixture, draw_mean
 from dropbayes.runtime.devices import on_cpu
-from dropbayes.runtime.validation import check_probability, finite_tensor
+from dropbayes.runtime.validation import check_choice, check_probability, finite_tensor
 from dropbayes.scores import information
 from dropbayes.scores.averages import weighted_mean
 
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 # Rows predicted at a time, and values of their draws held in memory: both bound the memory.
 _BLOCK_ROWS, _BLOCK_ELEMENTS = 4096, 2**20
 _PRODUCT_ROWS = 64  # of a product of one network
-_NOISES = ("student", "constant", "heteroscedastic")
 METHODS = ("sampling", "linear", "moments")
 """The methods of a prediction."""
 
@@ -104,8 +103,7 @@ class Ensemble(ABC):
             method: "sampling", or "linear" or "moments" for the moments of each network without draws.
         """
         self._check_fitted()
-        if method not in (None, *METHODS):
-            raise ValueError(f"`method` must be one of {', '.join(map(repr, METHODS))}; got {method!r}.")
+        check_choice("method", self.method if method is None else method, METHODS)
         view, given = copy.copy(self), {"method": method, "n_draws": n_draws, "seed_": seed}
         vars(view).update({name: value for name, value in given.items() if value is not None})
         return view
@@ -245,8 +243,7 @@ class RegressionEnsemble(Ensemble):
     one_column_: bool
 
     def _head(self) -> str:
-        if self.noise not in _NOISES:
-            raise ValueError(f"`noise` must be one of {', '.join(map(repr, _NOISES))}; got {self.noise!r}.")
+        check_choice("noise", self.noise, ("student", "constant", "heteroscedastic"))
         return "heteroscedastic" if self.noise == "heteroscedastic" else "gaussian"
 
     @property

@@ -24,6 +24,7 @@ from dropbayes.estimators.rows import canonical_rows, row_groups, time_groups
 from dropbayes.population import EnsembleChoice, Population, Task, choose_ensemble, fit_precision, select, train_in_jobs
 from dropbayes.runtime.devices import cpu_threads
 from dropbayes.runtime.progress import ProgressBar
+from dropbayes.runtime.validation import check_choice
 
 # A search on more rows takes longer and rarely changes the choice.
 _SEARCH_ROWS = 50_000
@@ -296,8 +297,7 @@ class DropoutEstimator(Parameters, Ensemble):
 
         With `reset`, these rows define the columns that later rows must have; `checks` are those of `check_X_y`.
         """
-        if self.missing not in ("auto", "error", "learn"):
-            raise ValueError(f"`missing` must be 'auto', 'error' or 'learn'; got {self.missing!r}.")
+        check_choice("missing", self.missing, ("auto", "error", "learn"))
         checks |= {"dtype": np.float64, "ensure_all_finite": True if self.missing == "error" else "allow-nan"}
         check_names(X)
         if reset:

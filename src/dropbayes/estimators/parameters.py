@@ -11,6 +11,7 @@ from sklearn.base import BaseEstimator
 
 from dropbayes.estimators.effort import EFFORTS, Effort
 from dropbayes.population import Member
+from dropbayes.runtime.validation import check_choice
 
 # From this many rows on, one split with a fifth held out replaces the folds, and fewer networks are trained.
 MANY_ROWS = 2000
@@ -47,8 +48,7 @@ class Parameters(BaseEstimator):
         return EFFORTS[self.effort]
 
     def _check_parameters(self) -> None:
-        if self.effort not in EFFORTS:
-            raise ValueError(f"`effort` must be one of {', '.join(map(repr, EFFORTS))}; got {self.effort!r}.")
+        check_choice("effort", self.effort, EFFORTS)
         for name in ("min_epochs", "n_draws", "n_networks", "n_steps", "batch_size", "n_folds"):
             value, auto = getattr(self, name), "" if name in ("min_epochs", "n_draws") else "'auto' or "
             if not (auto and value == "auto") and not (isinstance(value, numbers.Integral) and int(value) >= 1):

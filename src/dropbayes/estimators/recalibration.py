@@ -19,7 +19,7 @@ from torch import Tensor
 from dropbayes import calibration
 from dropbayes.calibration import conformal
 from dropbayes.predictive import Mixture, draw_mean
-from dropbayes.runtime.validation import Array, float_tensor
+from dropbayes.runtime.validation import Array, check_choice, float_tensor
 
 METHODS = ("scale", "isotonic", "conformal")
 """The methods of recalibration; "isotonic" is for regression only, since classes have no quantile levels."""
@@ -118,8 +118,7 @@ class Recalibration:
     n_rows: int
 
     def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise ValueError(f"`method` must be one of {', '.join(METHODS)}; got {self.method!r}.")
+        check_choice("method", self.method, METHODS)
         if not self.values or not all(math.isfinite(value) for value in self.values):
             raise ValueError("`values` must hold at least one finite number.")
 
@@ -204,8 +203,7 @@ def fit_recalibration(estimator: Any, X: Any, y: Any, *, method: Method = "scale
         y: Their outcomes.
         method: "scale", "isotonic" or "conformal"; see `Recalibration`.
     """
-    if method not in METHODS:
-        raise ValueError(f"`method` must be one of {', '.join(METHODS)}; got {method!r}.")
+    check_choice("method", method, METHODS)
     if len(y) < _MIN_ROWS:
         raise ValueError(f"`y` must hold at least {_MIN_ROWS} held-out rows to calibrate on; got {len(y)}.")
     plain = with_recalibration(estimator, None)

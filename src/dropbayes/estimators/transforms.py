@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from dropbayes.predictive import Mixture, draw_mean
-from dropbayes.runtime.validation import Array, float_tensor
+from dropbayes.runtime.validation import Array, check_choice, float_tensor
 
 TRANSFORMS = ("none", "log", "arcsinh")
 """The names of the transforms; "none" leaves the targets as they are."""
@@ -45,8 +45,7 @@ class TargetTransform:
     width: float = 1.0  # c
 
     def __post_init__(self) -> None:
-        if self.name not in TRANSFORMS:
-            raise ValueError(f"`name` must be one of {', '.join(map(repr, TRANSFORMS))}; got {self.name!r}.")
+        check_choice("name", self.name, TRANSFORMS)
         if not (math.isfinite(self.centre) and math.isfinite(self.width) and self.width > 0):
             raise ValueError(f"`centre` and `width` must be finite, and `width` positive; got {self.width!r}.")
 
@@ -107,9 +106,7 @@ class TargetTransform:
 
 def candidate_transforms(name: str, y: np.ndarray) -> list[TargetTransform]:
     """The transforms to try: the named one, or for "auto" all that suit the targets."""
-    names = (*TRANSFORMS, "auto")
-    if name not in names:
-        raise ValueError(f"`target_transform` must be one of {', '.join(map(repr, names))}; got {name!r}.")
+    check_choice("target_transform", name, (*TRANSFORMS, "auto"))
     if name != "auto":
         return [TargetTransform.of(name, y)]
     if y.ndim > 1 or len(np.unique(y[:1000])) < 3:  # no scale to choose

@@ -17,6 +17,7 @@ from dropbayes.population.records import ACTIVATIONS, Activation, Member, Popula
 from dropbayes.population.standardisation import Table, stacked_table
 from dropbayes.runtime.devices import available_device, flush_denormals, tensor_cores
 from dropbayes.runtime.progress import ProgressBar
+from dropbayes.runtime.validation import check_choice
 
 # Finished members stay in the stack until this fraction of it is idle: removing them costs a copy, and on a CUDA device
 # a new graph capture.
@@ -140,8 +141,7 @@ def _check(
 ) -> None:
     if not members or not tasks:
         raise ValueError(f"`members` and `tasks` must not be empty; got {len(members)} and {len(tasks)}.")
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"`activation` must be one of {sorted(ACTIVATIONS)}; got {activation!r}.")
+    check_choice("activation", activation, ACTIVATIONS)
     if any(width < 1 for width in hidden):
         raise ValueError(f"`hidden` must hold positive widths; got {tuple(hidden)}.")
     if start is not None and len(start) != len(members):

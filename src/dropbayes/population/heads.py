@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dropbayes.runtime.arrays import to_tensor
-from dropbayes.runtime.validation import finite_tensor
+from dropbayes.runtime.validation import check_choice, finite_tensor
 
 
 class Head:
@@ -99,6 +99,5 @@ HEADS: dict[str, Head] = {head.name: head for head in (Head(), HeteroscedasticHe
 
 
 def head_of(likelihood: str) -> Head:
-    if likelihood not in HEADS:
-        raise ValueError(f"`likelihood` must be one of {', '.join(map(repr, HEADS))}; got {likelihood!r}.")
+    check_choice("likelihood", likelihood, HEADS)
     return HEADS[likelihood]

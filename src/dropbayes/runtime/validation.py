@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -64,6 +64,13 @@ def check_count(name: str, value: int, *, at_least: int = 1, at_most: int | None
     if not _is_whole(value) or value < at_least or (at_most is not None and value > at_most):
         rule = f"at least {at_least}" if at_most is None else f"between {at_least} and {at_most}"
         raise ValueError(f"`{name}` must be a whole number, {rule}; got {value!r}.")
+
+
+def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
+    """Raises unless `value` is one of the choices."""
+    known = tuple(choices)
+    if value not in known:
+        raise ValueError(f"`{name}` must be one of {', '.join(map(repr, known))}; got {value!r}.")
 
 
 def random_generator(seed: int) -> torch.Generator:
