@@ -121,16 +121,14 @@ def fit(
         _on_device(net, target),
         borrowed(optimization.optimizer_of(net), noise.log_precision) as (optimizer, base_rates),
     ):
-        for some in (rows, judged):
-            if some is not None:
-                _check_targets(net, some, likelihood)
-        kept = _traced_keep_probs(net, rows)
+        for some in [rows] if judged is None else [rows, judged]:
+            _check_targets(net, some, likelihood)
         size = sum(parameter.numel() for parameter in net.parameters())
         precision = likelihood.precision if isinstance(likelihood, Gaussian) else 1.0
         step = Step(
             net,
             noise.likelihood,
-            divergence_of(net, prior=prior, keep_probs=kept),
+            divergence_of(net, prior=prior, keep_probs=_traced_keep_probs(net, rows)),
             rows.n_data,
             objective.alpha,
             scale=1 / float(torch.as_tensor(precision, device="cpu").mean()),
@@ -151,9 +149,7 @@ def fit(
             while len(run.history.loss) < epochs and not run.history.stopped:
                 epoch = len(run.history.loss)
                 _seed(target, seed, epoch)
-                loss = run_epoch(
-                    step, optimizer, rows, base_rates=base_rates, schedule=optimization.schedule, epoch=epoch
-                )
+                loss = run_epoch(step, optimizer, rows, base_rates, optimization.schedule, epoch)
                 unchecked += rows.n_batches
                 if is_read or unchecked >= 16 or epoch + 1 == epochs or not math.isfinite(loss):
                     _check_finite(net, finite, loss, epoch, optimizer)

@@ -18,6 +18,7 @@ from dropbayes.sampling import draws, is_stochastic
 from dropbayes.training.objective import row_misfit
 from dropbayes.training.rows import Batch, Rows, training_rows
 
+Schedule = Callable[[int], float]
 GRAPH_PARAMETERS = 20_000_000  # larger networks saturate a CUDA device without a graph
 
 
@@ -51,7 +52,7 @@ class Optimization:
     optimizer: Literal["adam", "sgd"] | torch.optim.Optimizer = "adam"
     learning_rate: float = 1e-3
     momentum: float = 0.9
-    schedule: Callable[[int], float] | None = None
+    schedule: Schedule | None = None
 
     def __post_init__(self) -> None:
         if not (isinstance(self.optimizer, torch.optim.Optimizer) or self.optimizer in ("adam", "sgd")):
@@ -186,20 +187,14 @@ class Step:
 
 
 def run_epoch(
-    step: Step,
-    optimizer: torch.optim.Optimizer,
-    rows: Rows,
-    *,
-    base_rates: list[float],
-    schedule: Callable[[int], float] | None,
-    epoch: int,
+    step: Step, optimizer: torch.optim.Optimizer, rows: Rows, rates: list[float], schedule: Schedule | None, epoch: int
 ) -> float:
     """One pass over the rows; the mean loss of its batches."""
     losses: list[Tensor] = []
     for number, batch in enumerate(rows.epoch()):
         if schedule is not None:
             factor = schedule(epoch * rows.n_batches + number)
-            for group, rate in zip(optimizer.param_groups, base_rates, strict=True):
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * factor
         if not step.graphed:  # a graph writes the gradients anew
             optimizer.zero_grad(set_to_none=True)  # also the precision, which is no parameter of the network
