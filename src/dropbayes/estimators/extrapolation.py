@@ -159,11 +159,6 @@ class Bounds:
     low: Tensor
     high: Tensor
 
-    @classmethod
-    def of(cls, y: Tensor) -> Bounds:
-        """The bounds of standardised targets `[row, output]`."""
-        return cls(y.amin(0), y.amax(0))
-
     def shift(self, mean: Tensor) -> Tensor:
         """The shift of each mean prediction `[row, output]` to its place within the bounds; 0 inside them.
 

@@ -176,8 +176,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         shift = None if offset is None else offset_draws(offset.mean, offset.deviation, effort.noise_draws)[..., None]
         draws = (choice.held_out_draws(effort.noise_draws, shift).cpu() - y_mean) / y_scale
         x = self._standard_columns(x.double())
-        outcome = y.double()
-        y = (outcome.reshape(len(x), -1) - y_mean) / y_scale
+        outcome, y = y.double(), self._standard_targets(y)
         if y.shape[1] == 1 and not forward and self._n_trees:
             draws = self._with_trees(choice, draws, y, weight)
         rows = torch.randperm(len(x), generator=torch.Generator().manual_seed(self.seed_))[: effort.noise_rows]
@@ -199,7 +198,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
     def _with_trees(self, choice: EnsembleChoice, draws: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """The held-out draws, of which trees take the place of a share where that is better; sets `forest_`."""
         x, targets, weights, part = self._rows_and_parts(choice)
-        rows, n_folds = (x, self._standard_targets(targets)[:, 0], weights, part), len(choice.held_out)
+        rows, n_folds = (x, self._standard_targets(targets)[:, 0].numpy(), weights, part), len(choice.held_out)
         forest, predicted = grow_forest(*rows, range(n_folds), self._n_trees, self.seed_)
         trees = predicted[:, : len(y)]
         share = tree_share(draws, trees, y, weight)
@@ -212,13 +211,14 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         n_kept = n_members * max(1, round(len(draws) / n_members * (1 - share)))  # the time does not grow
         return among(draws[:n_kept], trees, share)
 
-    def _standard_targets(self, y: np.ndarray | Tensor) -> np.ndarray:
+    def _standard_targets(self, y: np.ndarray | Tensor) -> Tensor:
         y_mean, y_scale = self._target_moments
-        return ((torch.as_tensor(y).double().reshape(len(y), -1) - y_mean) / y_scale).numpy()
+        return (torch.as_tensor(y).double().reshape(len(y), -1) - y_mean) / y_scale
 
     def _set_bounds(self, y: np.ndarray) -> None:
         known = () if self.bounds_ is None else (self.bounds_.low[None], self.bounds_.high[None])
-        self.bounds_ = Bounds.of(torch.cat([torch.from_numpy(self._standard_targets(y)), *known]))
+        targets = torch.cat([self._standard_targets(y), *known])
+        self.bounds_ = Bounds(targets.amin(0), targets.amax(0))
 
     def _standard_columns(self, x: Any) -> Tensor:
         """The standardised inputs, without those of the bins."""
@@ -241,7 +241,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         y_mean, y_scale = self._target_moments
         sampled, _ = draws(without_gap, torch.as_tensor(x[:, : without_gap.x_mean.shape[1]])[rows], n_draws=_GAP_DRAWS)
         columns, functions = self._standard_columns(x), (sampled[:, 0].cpu() - y_mean) / y_scale
-        outcome = torch.from_numpy(self._standard_targets(data.y))
+        outcome = self._standard_targets(data.y)
         if self.forest_ is not None:
             table = x[:, : self._n_columns], outcome[:, 0].numpy(), data.weight, gap.rows.numpy().astype(int)
             _, trees = grow_forest(*table, [1], self._n_trees, self.seed_)
