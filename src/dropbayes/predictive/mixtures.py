@@ -204,11 +204,14 @@ class Mixture:
 
 def _log_density(z: Tensor, freedom: tuple[float, ...] | float) -> Tensor:
     nu = z.new_tensor(freedom)
-    if bool(nu.isinf().all()):
+    is_gaussian = nu.isinf()
+    if bool(is_gaussian.all()):
         return -0.5 * (z.square() + math.log(2 * math.pi))
     constant = torch.lgamma((nu + 1) / 2) - torch.lgamma(nu / 2) - 0.5 * torch.log(nu * math.pi)
     student = constant - 0.5 * (nu + 1) * torch.log1p(z.square() / nu)
-    return torch.where(nu.isinf(), -0.5 * (z.square() + math.log(2 * math.pi)), student)
+    if not bool(is_gaussian.any()):
+        return student
+    return torch.where(is_gaussian, -0.5 * (z.square() + math.log(2 * math.pi)), student)
 
 
 def _distribution(z: Tensor, freedom: tuple[float, ...] | float) -> Tensor:
@@ -218,7 +221,8 @@ def _distribution(z: Tensor, freedom: tuple[float, ...] | float) -> Tensor:
         return torch.special.ndtr(z)
     cell = (torch.atan(z / math.sqrt(freedom)) / math.pi + 0.5) * _CELLS
     index = cell.floor().clamp(0, _CELLS - 1).nan_to_num(nan=0.0)
-    value, slope, square, cube = _student_table(freedom, z.dtype, z.device)[index.long()].unbind(-1)
+    cubics = torch.nn.functional.embedding(index.long(), _student_table(freedom, z.dtype, z.device))
+    value, slope, square, cube = cubics.unbind(-1)
     step = cell - index
     return value + step * (slope + step * (square + step * cube))
 
