@@ -72,8 +72,7 @@ class DropoutEstimator(Parameters, Ensemble):
             raise ValueError(f"Found n_samples={len(x)}: at least 2 rows are needed, to learn and to hold out.")
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
         if self._is_warm():
-            x = self._with_bins(x)
-            self._continue_and_test(x, y, weight)
+            self._continue_and_test(self._with_bins(x), y, weight)
             self._set_bounds(y)
             return
         bins = Bins.of(x, max_inputs=self._effort.bin_inputs) if isinstance(self.drop_prob, str) else None
@@ -123,25 +122,23 @@ class DropoutEstimator(Parameters, Ensemble):
     def _search(
         self, data: Task, groups: Any, offset: Offset | None, *, forward: bool, progress: ProgressBar
     ) -> EnsembleChoice:
-        x, y, weight = data.x, data.y, data.weight
-        n_rows = min(len(x), _SEARCH_ROWS)
-        rows = np.random.RandomState(self.seed_).permutation(len(x))[:n_rows]
-        n_folds = self._folds(n_rows)
+        rows = np.random.RandomState(self.seed_).permutation(len(data.x))[:_SEARCH_ROWS]
+        x, y, n_rows = data.x[rows], data.y[rows], len(rows)
         grid, n_finalists = self._grid(n_rows)
-        n_networks, n_columns = self._n_networks(len(x)), None if self.bins_ is None else len(self.bins_.edges)
+        n_columns = None if self.bins_ is None else len(self.bins_.edges)
         choice = choose_ensemble(
-            torch.tensor(x[rows]),
-            torch.tensor(y[rows]),
+            torch.tensor(x),
+            torch.tensor(y),
             grid,
             finalists=n_finalists,
             finalist_epochs=self._epochs(n_rows),
-            n_members=min(self._effort.n_members, n_networks),
-            n_folds=n_folds,
-            groups=row_groups(x[rows, :n_columns], y[rows]) if groups is None else groups[rows],
+            n_members=min(self._effort.n_members, self._n_networks(len(data.x))),
+            n_folds=self._folds(n_rows),
+            groups=row_groups(x[:, :n_columns], y) if groups is None else groups[rows],
             forward=forward,
-            weight=torch.tensor(weight[rows]),
-            offset=None if offset is None else offset.mean[rows].reshape(y[rows].shape),
-            trust=None if offset is None else offset.trust[rows].reshape(y[rows].shape),
+            weight=torch.tensor(data.weight[rows]),
+            offset=None if offset is None else offset.mean[rows].reshape(y.shape),
+            trust=None if offset is None else offset.trust[rows].reshape(y.shape),
             n_draws=self._effort.search_draws,
             seed=self.seed_,
             **self._settings(n_rows, progress),
