@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -124,8 +123,7 @@ def train_in_jobs(
     n_shares = min(joblib.effective_n_jobs(n_jobs), len(members) // 2)
     if n_shares < 2:
         return train(tasks, members, start=start, **settings)
-    edges = [len(members) * share // n_shares for share in range(n_shares + 1)]
-    shares = [range(first, stop) for first, stop in pairwise(edges)]
+    shares = torch.arange(len(members)).tensor_split(n_shares)
     quiet = {**settings, "progress": False}
     trained = joblib.Parallel(n_jobs=n_jobs)(
         joblib.delayed(train)(
