@@ -296,8 +296,10 @@ class Program:
             if not layer:
                 continue
             weight = scaled[layer].transpose(1, 2)
-            # With a strided transpose, oneDNN on ARM may take a reference kernel, 70 times slower.
-            delta = torch.bmm(delta, weight if _HAS_MKL else weight.contiguous())
+            if delta.shape[2] == 1 and not delta.is_cuda:  # the same products, at a fifth of the time
+                delta = delta * weight
+            else:  # with a strided transpose, oneDNN on ARM may take a reference kernel, 70 times slower
+                delta = torch.bmm(delta, weight if _HAS_MKL else weight.contiguous())
             if relu:  # a unit's input to the layer is positive where it is both active and kept
                 delta = torch.ops.aten.threshold_backward(delta, inputs[layer], 0.0)
             else:
