@@ -72,7 +72,7 @@ STATES = {
     "a tensor deep inside": (lambda: {"a": {"b": torch.zeros(16)}}, lambda s, h: s["a"]["b"].add_(1)),
     "an array": (lambda: np.zeros(2), lambda s, h: s.__setitem__(0, s[0] + 1)),
     "an array of counts": (lambda: np.ones(2, int), lambda s, h: np.add(s, 1, out=s)),
-    "a namespace": (lambda: types.SimpleNamespace(n=1), lambda s, h: vars(s).update(n=s.n + 1)),
+    "a namespace": (lambda: types.SimpleNamespace(n=1), lambda s, h: setattr(s, "n", s.n + 1)),
     "a meter": (Meter, lambda s, h: s.update(1.0)),
     "a meter of a meter": (lambda: Table(m=Meter()), lambda s, h: s["m"].update(1.0)),
 }

@@ -1,5 +1,7 @@
 """Random numbers under interception, against the quantiles of the source's uniforms."""
 
+import math
+
 import pytest
 import scipy.stats
 import torch
@@ -74,6 +76,30 @@ def test_gamma_beta_and_dirichlet_numbers_have_their_distributions(shape):
         found, least = found[found > 1e-30], law.cdf(1e-30)
         result = scipy.stats.kstest(found, lambda value, law=law, least=least: (law.cdf(value) - least) / (1 - least))
         assert result.pvalue > 1e-4, (name, result)
+
+
+def test_log_normal_and_cauchy_numbers_have_their_distributions():
+    numbers = {
+        "log-normal": (
+            lambda x: torch.empty_like(x).log_normal_(0.3, 0.7),
+            scipy.stats.lognorm(0.7, scale=math.exp(0.3)),
+        ),
+        "Cauchy": (lambda x: torch.empty_like(x).cauchy_(1.0, sigma=2.0), scipy.stats.cauchy(1.0, 2.0)),
+    }
+    for name, (draw, law) in numbers.items():
+        net, x = Module(lambda m, x, draw=draw: x * draw(x)), torch.ones(1, 4000, dtype=torch.float64)
+        found = db.draws(net, x, n_draws=5, sampling=db.Sampling(sampler="independent"))
+        assert scipy.stats.kstest(found.flatten().numpy(), law.cdf).pvalue > 1e-4, name
+
+
+def test_geometric_numbers_have_their_distribution():
+    net, x = Module(lambda m, x: x * torch.empty_like(x).geometric_(0.3)), torch.ones(1, 20000, dtype=torch.float64)
+    counts = db.draws(net, x, n_draws=1)[0].flatten().long().bincount(minlength=12)
+    expected = 20000 * torch.tensor(scipy.stats.geom(0.3).pmf(range(1, 12)))
+    assert (
+        counts[0] == 0
+        and scipy.stats.chisquare(counts[1:12], expected * counts[1:12].sum() / expected.sum()).pvalue > 1e-4
+    )
 
 
 def test_the_mean_derivative_of_gamma_numbers_is_that_of_their_mean():

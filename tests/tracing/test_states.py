@@ -2,6 +2,7 @@
 
 import functools
 import gc
+from typing import Any
 
 import numpy as np
 import pytest
@@ -178,7 +179,7 @@ def test_an_equal_number_that_is_gone_does_not_lend_its_identity_to_another():
 
 
 def test_a_forward_that_is_gone_does_not_lend_its_identity_to_another():
-    kind = type("Patched", (nn.Module,), {"forward": lambda self, x: x})
+    kind: Any = type("Patched", (nn.Module,), {"forward": lambda self, x: x})
     net = kind()
     state = NetworkState(net)
     for _ in range(100):
