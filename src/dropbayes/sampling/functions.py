@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
+from dropbayes.runtime.validation import check_choice
 from dropbayes.sampling.inputs import Inputs, as_inputs, cloned_leaves, is_cache, split
 from dropbayes.sampling.inspection import Inspection, forget, inspect
 from dropbayes.sampling.masks import Keys
@@ -121,8 +122,7 @@ def function_draw(
     keys = sampling.keys(n_draws, seed)
     if not 0 <= operator.index(index) < keys.n_draws:
         raise ValueError(f"`index` must be one of the {n_draws} draws, 0 to {n_draws - 1}; got {index}.")
-    if masks not in MASKS:
-        raise ValueError(f"`masks` must be one of {', '.join(map(repr, MASKS))}; got {masks!r}.")
+    check_choice("masks", masks, MASKS)
     draw = range(operator.index(index), operator.index(index) + 1)
     return functools.partial(called_draw, checked_network(net), keys, masks, sampling, draw)
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.runtime.devices import cpu_threads, is_out_of_memory
+from dropbayes.runtime.validation import check_choice
 from dropbayes.sampling.inputs import Inputs, cloned_leaves
 from dropbayes.sampling.inspection import Inspection, check_batch, forget, inspect
 from dropbayes.sampling.masks import Keys, Positions
@@ -292,8 +293,7 @@ def make_plan(
 
     With `moments_only`, the last site is integrated over, if the last layer allows it.
     """
-    if masks not in MASKS:
-        raise ValueError(f"`masks` must be one of {', '.join(map(repr, MASKS))}; got {masks!r}.")
+    check_choice("masks", masks, MASKS)
     integrate = moments_only and sampling.integrate_last_layer
     on_cpu = inputs.device.type == "cpu"
     invariant = on_cpu if sampling.batch_invariant is None else sampling.batch_invariant
@@ -392,7 +392,7 @@ def _with_sizes(plan: Plan, inputs: Inputs, max_bytes: int | None) -> Plan:
     elif strategy == BY_BRANCH:
         affordable = _FREE_OPERATIONS[device] / (profile.prefix_cost + profile.suffix_cost)
         size = 2 ** int(math.log2(max(1, min(pairs, max(_MIN_PAIRS_DIRECT, affordable), 1024))))
-        rows, chunk, plan = max(1, 4 * size // n_draws), n_draws, replace(plan, product_rows=size)
+        rows, chunk, plan = max(4, 4 * size // n_draws), n_draws, replace(plan, product_rows=size)
     elif not plan.batch_invariant:
         rows, chunk = _largest_block(inputs.n_rows, at_once, pairs)
     else:

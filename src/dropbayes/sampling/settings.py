@@ -7,6 +7,7 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dropbayes.runtime.validation import check_choice
 from dropbayes.sampling.inputs import RowAxis
 from dropbayes.sampling.masks import SAMPLERS, Keys
 
@@ -50,8 +51,7 @@ class Sampling:
     max_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        if self.sampler not in SAMPLERS:
-            raise ValueError(f"`sampler` must be one of {', '.join(map(repr, SAMPLERS))}; got {self.sampler!r}.")
+        check_choice("sampler", self.sampler, SAMPLERS)
         if self.positions is not None and self.positions not in POSITIONS:
             names = ", ".join(map(repr, POSITIONS))
             raise ValueError(f"`positions` must be None or one of {names}; got {self.positions!r}.")

@@ -186,42 +186,44 @@ def _map_branches(spec: MaskSpec, work: Work) -> list[Tensor]:
 
     All passes have one size, to which the last is padded: a row so has the same bits in any batch.
     """
-    n_rows, places, parts = len(work.rows), list[Tensor](), list[list[Tensor]]()
-    pairs = torch.arange(len(work.draws) * n_rows, device=work.inputs.device)
+    n_draws, places, parts = len(work.draws), list[Tensor](), list[list[Tensor]]()
+    pairs = torch.arange(n_draws * len(work.rows), device=work.inputs.device)
     waiting: dict[tuple[float, ...], Tensor] = {(): pairs}  # by the values that they read
     while waiting:
         path, pairs = waiting.popitem()
         for some in pairs.split(work.pairs):
             padded = some[torch.arange(work.pairs, device=some.device).clamp(max=len(some) - 1)]
             try:
-                found = _map_rows(spec, work, (padded // n_rows, padded % n_rows))
+                found = _map_rows(spec, work, (padded % n_draws, padded // n_draws))
             except Parted as parted:
                 values = parted.args[0][: len(some)]
                 for value in values.unique():
                     key = (*path, value.item())
                     waiting[key] = torch.cat([waiting.get(key, some[:0]), some[values == value]])
                 if work.parted is not None:
-                    work.parted.update(work.draws[i] for i in (some[values != values[0]] // n_rows).tolist())
+                    work.parted.update(work.draws[i] for i in (some[values != values[0]] % n_draws).tolist())
                 continue
             except (
                 Exception
             ) as error:  # an operation without a rule, in a branch that no trial took; or the network's own
                 if spec.trial or isinstance(error, NetworkChanged) or is_out_of_memory(error):
                     raise
-                alone = [
-                    replace(_one_row(work, i % n_rows), draws=work.draws[i // n_rows :][:1]) for i in some.tolist()
-                ]
-                runs = [evaluate(ONE_BY_ONE, spec, one) for one in alone]
+                alone = [(_one_row(work, i // n_draws), work.draws[i % n_draws :][:1]) for i in some.tolist()]
+                runs = [evaluate(ONE_BY_ONE, spec, replace(row, draws=draw)) for row, draw in alone]
                 found = [torch.cat(tensors, 1) for tensors in zip(*runs, strict=True)]
             places.append(some)
             parts.append([out[0, : len(some)] for out in found])
     order = torch.cat(places).argsort()
-    return [torch.cat(outs)[order].unflatten(0, (-1, n_rows)) for outs in zip(*parts, strict=True)]
+    return [torch.cat(outs)[order].unflatten(0, (-1, n_draws)).transpose(0, 1) for outs in zip(*parts, strict=True)]
 
 
 def _map_rows(spec: MaskSpec, work: Work, pairs: tuple[Tensor, Tensor] | None = None) -> list[Tensor]:
     """Mapped over rows and, inside, over draws: each row of each draw is alone. Of `pairs` alone, `[1, pair, ...]`."""
-    source = KeyedSource(spec, work.draws, work.rows, folded=False, rows_mapped=True, pairs=pairs)
+    rows, places = work.rows, None
+    if pairs is not None:  # the masks of the rows among them
+        first, last = int(pairs[1].min()), int(pairs[1].max())
+        rows, places = rows[first : last + 1], (pairs[0], pairs[1] - first)
+    source = KeyedSource(spec, work.draws, rows, folded=False, rows_mapped=True, pairs=places)
     axes, maps_draws = work.inputs.axes, len(work.draws) > 1 and pairs is None
     if any(axis is not None and not isinstance(leaf, Tensor) for leaf, axis in zip(work.leaves, axes, strict=True)):
         raise UnsupportedStrategy("an argument that is no tensor")
