@@ -170,7 +170,8 @@ def _one_draw(inspection: Inspection, inputs: Inputs, seen: Inputs, spec: MaskSp
 
 def _by_strategy(inspection: Inspection, inputs: Inputs, spec: MaskSpec, draw: range, strategy: Strategy) -> PyTree:
     """One draw of all rows, each alone or mapped over."""
-    work = Work(inspection.network, inputs, cloned_leaves(inputs.leaves), draw, range(inputs.n_rows))
+    rows, leaves = range(inputs.n_rows), cloned_leaves(inputs.leaves)
+    work = Work(inspection.network, inputs, leaves, draw, rows, pairs=min(64, inputs.n_rows))
     pairs = zip(evaluate(strategy, spec, work), spec.profile.outputs, strict=True)
     return spec.profile.structure.build([move_row_axis(out[0], layout, 0) for out, layout in pairs])
 
