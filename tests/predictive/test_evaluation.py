@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dropbayes as db
-from dropbayes.predictive.evaluation import checked_targets, evaluation_tensor, fitted_noise, score_draws
+from dropbayes.predictive.evaluation import checked_targets, fitted_noise, score_draws
 from dropbayes.predictive.scoring import core_scores
 
 
@@ -242,13 +242,6 @@ def test_classes_have_the_entropy_and_the_density_of_the_mean_probabilities():
     torch.testing.assert_close(outcomes.uncertainty(), torch.distributions.Categorical(mean).entropy())
     assert outcomes.loss().tolist() == [0.0, 1.0]
     assert core_scores(outcomes)["calibration_error"] == pytest.approx((0.3 + 0.6) / 2)
-
-
-def test_a_plain_pass_leaves_flags_alone_and_takes_named_inputs():
-    net = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)).train()
-    x = torch.ones(3, 2)
-    torch.testing.assert_close(evaluation_tensor(net, {"input": x}), net[0](x))
-    assert all(module.training for module in net.modules())
 
 
 @pytest.mark.parametrize("kind", [bool, np.uint8, np.uint16, np.uint64])

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import dropbayes as db
+from dropbayes.sampling import evaluation_output
 from tests.sampling.test_plan import PERCEPTRON
 from tests.sampling.zoo import Module, build
 
@@ -112,3 +113,10 @@ def test_a_draw_is_pickled_with_its_network():
     net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 2))
     draw, x = db.function_draw(net, 3, n_draws=10, seed=1), torch.ones(2, 3)
     assert torch.equal(pickle.loads(pickle.dumps(draw))(x), draw(x))
+
+
+def test_a_plain_pass_leaves_flags_alone_and_takes_named_inputs():
+    net = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)).train()
+    x = torch.ones(3, 2)
+    torch.testing.assert_close(evaluation_output(net, {"input": x}), net[0](x))
+    assert all(module.training for module in net.modules())

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -20,11 +19,11 @@ from torch.utils._pytree import PyTree
 from dropbayes.calibration import ReliabilityCurve
 from dropbayes.likelihoods import Categorical, ClassLikelihood, Gaussian, Likelihood, output_tensor
 from dropbayes.linear import Linear, OnePass, one_pass_plan
+from dropbayes.predictive.moments import batches
 from dropbayes.predictive.scoring import ClassOutcomes, RegressionOutcomes, core_scores, reliability_curve
 from dropbayes.predictive.statistics import Observations, Request, Rows, RowStatistics, by_head, joined_rows
 from dropbayes.runtime.arrays import Array
 from dropbayes.runtime.formatting import Printed, Table, count
-from dropbayes.runtime.progress import ProgressBar
 from dropbayes.runtime.validation import outcomes, row_weights
 from dropbayes.sampling import (
     Inputs,
@@ -35,9 +34,7 @@ from dropbayes.sampling import (
     RowAxis,
     Sampling,
     as_inputs,
-    evaluation_output,
     keep_state,
-    loaded_batches,
     make_plan,
     network_arguments,
 )
@@ -195,24 +192,20 @@ def _pairs(
     net: nn.Module, x: PyTree, y: PyTree, row_axis: RowAxis, progress: bool | None
 ) -> Iterator[tuple[Inputs, PyTree]]:
     """The inputs and outcomes in `x` and `y`, or in each batch of a DataLoader."""
-    if not isinstance(x, torch.utils.data.DataLoader):
-        if y is None and isinstance(x, Mapping) and "labels" in x:
-            x, y = {name: value for name, value in x.items() if name != "labels"}, x["labels"]
-        if y is None:
-            raise TypeError("`y` must hold the outcomes unless `x` is a DataLoader of pairs; got None.")
-        yield as_inputs(x, row_axis=row_axis), y
-        return
-    with ProgressBar("evaluate", operator.length_hint(x, 0) or None, unit="batches", show=progress) as bar:
-        for batch in bar.follow(loaded_batches(net, x)):
-            if isinstance(batch, Mapping) and "labels" in batch:
-                yield as_inputs(network_arguments(net, batch), row_axis=row_axis), batch["labels"]
-            elif isinstance(batch, (tuple, list)) and len(batch) == 2:
-                yield as_inputs(batch[0], row_axis=row_axis), batch[1]
-            else:
+    for batch in batches(net, x, progress=progress, title="evaluate"):
+        arguments, targets = batch, y
+        if y is None and isinstance(batch, Mapping) and "labels" in batch:
+            arguments, targets = network_arguments(net, batch), batch["labels"]
+        elif isinstance(x, torch.utils.data.DataLoader):
+            if not isinstance(batch, (tuple, list)) or len(batch) != 2:
                 raise TypeError(
                     "`x` must be a DataLoader of pairs (input, outcome) or of dicts with `labels`; got batches of "
                     f"{type(batch).__name__}."
                 )
+            arguments, targets = batch
+        if targets is None:
+            raise TypeError("`y` must hold the outcomes unless `x` is a DataLoader of pairs; got None.")
+        yield as_inputs(arguments, row_axis=row_axis), targets
 
 
 def _targets(y: PyTree, inputs: Inputs) -> Tensor:
@@ -307,11 +300,6 @@ def fitted_noise(sampled: Tensor, y: Tensor) -> Gaussian:
     if len(precisions) == 1:
         return Gaussian(precisions[0])
     return Gaussian(torch.tensor(precisions, dtype=torch.float64, device=sampled.device))
-
-
-def evaluation_tensor(net: nn.Module, x: PyTree) -> Tensor:
-    """What a likelihood reads of one pass without dropout; the network is not changed."""
-    return output_tensor(evaluation_output(net, x))
 
 
 def checked_targets(y: Array, output: Tensor, likelihood: Likelihood | None) -> tuple[Tensor, Likelihood | None]:

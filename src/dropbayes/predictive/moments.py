@@ -114,11 +114,13 @@ def predict(
     keys = sampling.keys(_REPLICATE_DRAWS if automatic else n_draws, seed)  # type: ignore[arg-type]
     results, offset = list[Rows](), sampling.row_offset
     plans: list[Any] = []
-    own_bar = False if isinstance(x, torch.utils.data.DataLoader) else progress  # a loader has a bar over its batches
+    is_loader = isinstance(x, torch.utils.data.DataLoader)
+    own_bar = False if is_loader else progress  # a loader has a bar over its batches
     drawn: dict[str, Any] = {"keys": keys, "masks": masks, "sampling": sampling}
     only_moments = request.only_moments and len(nets) == 1
     for batch in batches(nets[0], x, progress=progress, title="predict"):
-        inputs = as_inputs(batch, row_axis=sampling.row_axis)
+        arguments = network_arguments(nets[0], batch) if is_loader or isinstance(batch, Mapping) else batch
+        inputs = as_inputs(arguments, row_axis=sampling.row_axis)
         if method == "sampling":
             plans = [make_plan(one, inputs, moments_only=only_moments, **drawn) for one in nets]
         elif method == "controlled":
@@ -150,13 +152,12 @@ def predict(
 
 
 def batches(net: nn.Module, x: PyTree, *, progress: bool | None, title: str) -> Iterator[PyTree]:
-    """The network's arguments in `x`, or in each batch of a DataLoader, without targets."""
+    """`x`, or each batch of a DataLoader on the network's device, with their targets."""
     if not isinstance(x, torch.utils.data.DataLoader):
-        yield {name: value for name, value in x.items() if name != "labels"} if isinstance(x, Mapping) else x
+        yield x
         return
     with ProgressBar(title, operator.length_hint(x, 0) or None, unit="batches", show=progress) as bar:
-        for batch in bar.follow(loaded_batches(net, x)):
-            yield network_arguments(net, batch)
+        yield from bar.follow(loaded_batches(net, x))
 
 
 def check_outputs(prediction: Prediction) -> None:

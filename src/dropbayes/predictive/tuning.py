@@ -24,11 +24,11 @@ from dropbayes.layers.structure import hook_keep_prob
 from dropbayes.likelihoods import Gaussian, Likelihood, output_tensor
 from dropbayes.linear.passes import Linear, linear_plan
 from dropbayes.linear.points import standard_points
-from dropbayes.predictive.evaluation import checked_targets, evaluation_tensor, fitted_noise
+from dropbayes.predictive.evaluation import checked_targets, fitted_noise
 from dropbayes.predictive.next_tokens import NextTokens, text_densities, text_inputs
 from dropbayes.runtime.arrays import Array
 from dropbayes.runtime.formatting import Printed, Table
-from dropbayes.sampling import Sampling, Site, as_inputs, draws, sites
+from dropbayes.sampling import Sampling, Site, as_inputs, draws, evaluation_output, sites
 from dropbayes.scores.averages import standard_error
 from dropbayes.tracing import draw_or_mean
 
@@ -179,7 +179,7 @@ class HeldOut:
     def __init__(self, net: nn.Module, x: PyTree, y: Array | None, likelihood: Likelihood | None) -> None:
         self.function: Callable[[nn.Module], nn.Module] = NextTokens if y is None else lambda network: network
         self.inputs = text_inputs(x) if y is None else x
-        self.plain = evaluation_tensor(self.function(net), self.inputs)  # of the network without dropout
+        self.plain = output_tensor(evaluation_output(self.function(net), self.inputs))  # without dropout
         self.likelihood: Likelihood | None = None  # for a text
         if y is not None:
             self.y, observed = checked_targets(y, self.plain, likelihood)

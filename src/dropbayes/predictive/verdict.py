@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from dropbayes.likelihoods import Likelihood, output_tensor
 from dropbayes.linear import LinearCheck, check_linear
-from dropbayes.predictive.evaluation import checked_targets, evaluation_tensor, score_draws
+from dropbayes.predictive.evaluation import checked_targets, score_draws
 from dropbayes.predictive.scoring import COVERAGE_LEVELS, ClassOutcomes, RegressionOutcomes, core_scores, risk_curve
 from dropbayes.runtime.formatting import Printed, Table, count
-from dropbayes.sampling import draws, sites
+from dropbayes.sampling import draws, evaluation_output, sites
 from dropbayes.scores import RiskCoverage
 from dropbayes.scores.averages import standard_error, weighted_mean
 
@@ -149,11 +149,11 @@ def check(
         >>> 0.85 < verdict.coverage[0.95] <= 1
         True
     """
-    network_sites, plain = sites(net, x), evaluation_tensor(net, x)
+    network_sites = sites(net, x)
+    plain, *outputs = (output_tensor(evaluation_output(one, x)) for one in (net, *members))
     sampled = output_tensor(draws(net, x, n_draws=n_draws, seed=seed, masks="row"))
     targets, judged = checked_targets(y, plain, likelihood)
     (density, outcomes), (base, _) = (score_draws(one, targets, judged) for one in (sampled, plain[None]))
-    outputs = [evaluation_tensor(member, x) for member in members]
     try:
         linear = check_linear(net, x[:64] if isinstance(x, Tensor) else x, seed=seed)
     except (ValueError, RuntimeError):  # no derivative, or one that torch does not have
