@@ -205,12 +205,11 @@ def rows_first(output: Tensor, layout: RowLayout | None, n_rows: int) -> Tensor:
 def _noise(variable: Variable, n_probes: int, n_rows: int, generator: torch.Generator) -> Tensor:
     """Normal numbers of a variable's variance, in pairs of opposite sign, the same for every row."""
     layout, shape = variable.site.layout, list(variable.value.shape)
-    axis = 0 if layout is None else layout.axis
-    if n_rows > 1:
-        shape[axis] //= n_rows
+    if layout is not None:
+        shape[layout.axis] //= n_rows
     half = torch.randn((n_probes // 2, *shape), generator=generator, dtype=torch.float64, device="cpu")
     both = torch.stack([half, -half], 1).flatten(0, 1).to(variable.value)
-    return (torch.cat([both] * n_rows, 1 + axis) if n_rows > 1 else both) * variable.std
+    return (both if layout is None else torch.cat([both] * n_rows, 1 + layout.axis)) * variable.std
 
 
 def _mapped(function: Callable[..., PyTree], directions: list[Tensor], at_once: int | None) -> PyTree:

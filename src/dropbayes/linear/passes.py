@@ -116,7 +116,6 @@ class LinearPlan:
 
     def run(self, inputs: Inputs, *, first_row: int = 0) -> Iterator[Block]:
         """The rows block by block: one draw, the mean, with its variance; or points of it as the draws."""
-        del first_row
         for rows, linear in self.linearised(inputs):
             outputs: list[Tensor] = []
             variances: list[Tensor] = []

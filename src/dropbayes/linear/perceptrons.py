@@ -38,7 +38,6 @@ class MomentsPlan:
 
     def run(self, inputs: Inputs, *, first_row: int = 0) -> Iterator[Block]:
         """The rows block by block: the mean with its variance, or points of the Gaussian as draws."""
-        del first_row
         widths = [weight.shape[0] for layer in self.direct.layers for weight in layer.parameters()]
         size = max(1, self.max_bytes // (32 * max(widths) ** 2))
         for start in range(0, inputs.n_rows, size):

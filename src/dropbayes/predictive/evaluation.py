@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
 from dropbayes.calibration import ReliabilityCurve
-from dropbayes.likelihoods import Categorical, ClassLikelihood, Gaussian, Likelihood, output_tensor
-from dropbayes.linear import Linear, OnePass, one_pass_plan
+from dropbayes.likelihoods import Categorical, ClassLikelihood, Gaussian, Likelihood
+from dropbayes.linear.passes import Linear, OnePass, one_pass_plan
 from dropbayes.predictive.moments import batches
 from dropbayes.predictive.scoring import ClassOutcomes, RegressionOutcomes, core_scores, reliability_curve
 from dropbayes.predictive.statistics import Observations, Request, Rows, RowStatistics, by_head, joined_rows

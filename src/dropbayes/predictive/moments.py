@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
-from dropbayes.linear import Linear, controlled_plan, one_pass_plan
+from dropbayes.linear.control import controlled_plan
+from dropbayes.linear.passes import Linear, one_pass_plan
 from dropbayes.predictive.prediction import Prediction
 from dropbayes.predictive.statistics import Observations, Request, Rows, RowStatistics, row_summaries, trees
 from dropbayes.runtime.progress import ProgressBar
@@ -170,11 +171,8 @@ def check_outputs(prediction: Prediction) -> None:
     )
     real = [torch.view_as_real(t) if t.is_complex() else t for t in (*means, *variances)]
     # For each a number that is not finite if an element is not, and zero if all are; one synchronisation.
-    if real[0].device.type == "cpu" and all(t.numel() <= 64 for t in real):  # few calls of torch
-        magnitudes = [sum(t.reshape(-1).tolist()) for t in real]
-    else:
-        norms = [torch.linalg.vector_norm(t, math.inf) if t.numel() else t.new_ones(()) for t in real]
-        magnitudes = torch.stack(norms).tolist()
+    norms = [torch.linalg.vector_norm(t, math.inf) if t.numel() else t.new_ones(()) for t in real]
+    magnitudes = torch.stack(norms).tolist()
     # One NaN or infinity among the draws makes their mean so, too.
     if not all(map(math.isfinite, magnitudes)) and not all(bool(mean.isfinite().all()) for mean in means):
         raise ValueError(_NOT_FINITE)

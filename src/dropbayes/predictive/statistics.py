@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.utils._pytree import PyTree
 
 from dropbayes.likelihoods import ClassLikelihood, Gaussian, Likelihood
-from dropbayes.linear import ControlledPlan, OnePass
+from dropbayes.linear.control import ControlledPlan
+from dropbayes.linear.passes import OnePass
 from dropbayes.runtime.validation import check_probability
 from dropbayes.sampling import Block, Inputs, Mean, Moments, Plan, Profile, move_row_axis, result_dtype
 
