@@ -51,7 +51,7 @@ class Linearisation:
     @torch.inference_mode(False)
     @torch.enable_grad()
     def _each(self, index: int, summary: Callable[[list[Tensor]], PyTree], at_once: int | None) -> PyTree:
-        """A summary of the derivatives `[row, unit]` by each variable, for each number of an output."""
+        """A summary of the scaled derivatives `[row, unit]` by each variable, for each number of an output."""
         output, values = self.outputs[index], [variable.value for variable in self.variables]
 
         def summarised(direction: Tensor) -> PyTree:
@@ -73,24 +73,22 @@ class Linearisation:
         return _mapped(summarised, [directions], at_once)
 
     def _by_row(self, variable: Variable, gradient: Tensor) -> Tensor:
-        """The derivatives by the numbers of a variable, `[row, unit]`."""
+        """The derivatives by the numbers of a variable, in its deviations, `[row, unit]`."""
         layout, slope = variable.site.layout, gradient if gradient.dtype.itemsize > 2 else gradient.float()
         if layout is not None and layout.axis > 0:
             slope = slope.unflatten(layout.axis, (self.n_rows, -1)).movedim(layout.axis, 0)
-        return slope.reshape(1 if layout is None else self.n_rows, -1)
+        return slope.reshape(1 if layout is None else self.n_rows, -1) * variable.std
 
     def slopes(self, index: int = 0, at_once: int | None = None) -> list[Tensor]:
         """The scaled derivatives of each number of an output by each variable, `[output, row, unit]`."""
-        stds = [variable.std for variable in self.variables]
-        return self._each(index, lambda found: [a * b for a, b in zip(found, stds, strict=True)], at_once)
+        return self._each(index, lambda slopes: slopes, at_once)
 
     def variance(self, index: int, at_once: int) -> Tensor:
         """The variance of each number of an output, `[row, output]`; `at_once` of them are differentiated together."""
 
         def variance(slopes: list[Tensor]) -> Tensor:
             norms = [torch.linalg.vector_norm(slope, dim=1) for slope in slopes]
-            scaled = [norm * variable.std for norm, variable in zip(norms, self.variables, strict=True)]
-            return torch.stack(scaled).double().square().sum(0)
+            return torch.stack(norms).double().square().sum(0)
 
         return self._each(index, variance, at_once).T
 

@@ -253,8 +253,7 @@ def _first_order(plan: LinearPlan, inputs: Inputs, chosen: Tensor | None) -> Ten
     slopes = []
     for rows, linear in plan.linearised(replace(inputs, leaves=(leaf,)), chosen, twice=True):
         total = torch.stack([one.square().sum() for one in linear.slopes()]).sum()
-        slope = torch.autograd.grad(total, leaf, allow_unused=True)[0] if total.requires_grad else None
-        slope = torch.zeros_like(leaf) if slope is None else slope
+        (slope,) = torch.autograd.grad(total + 0 * leaf.sum(), leaf)  # 0 where it does not depend on the input
         slopes.append(slope.movedim(inputs.axes[0] or 0, 0)[rows.start : rows.stop])
     return torch.cat(slopes)
 

@@ -33,8 +33,6 @@ from dropbayes.sampling import (
 )
 from dropbayes.tracing.views import checked_network
 
-_CHECKED_ROWS, _CHECKED_DRAWS = 4, 40
-
 
 @dataclass(frozen=True)
 class Linear:
@@ -162,8 +160,7 @@ def one_pass_plan(
         if sampling.positions or sampling.ignored:
             raise ValueError('`positions` and `ignore_modules` need method="linear" or "sampling"; got "moments".')
         return moments_plan(net, inputs, only_moments=only_moments, max_bytes=sampling.max_bytes)
-    if method == "linear":
-        method = Linear()
+    method = Linear() if method == "linear" else method
     if not isinstance(method, Linear):
         raise ValueError(f'`method` must be "sampling", "linear" or "moments"; got {method!r}.')
     plan = linear_plan(net, inputs, method, sampling)
@@ -179,8 +176,8 @@ def linear_plan(net: nn.Module, inputs: Inputs, options: Linear, sampling: Sampl
     plan = _unchecked_plan(net, inputs, options, sampling)
     own, known = {site.kind for site in plan.profile.sites if site.is_random} - MASK_KINDS, plan.inspection.strategies
     if own and "check" not in known:
-        few = inputs if inputs.is_one_row else inputs.block(0, min(inputs.n_rows, _CHECKED_ROWS))
-        known["check"] = _compared(plan, net, few, _CHECKED_DRAWS, 0, sampling)
+        few = inputs if inputs.is_one_row else inputs.block(0, min(inputs.n_rows, 4))
+        known["check"] = _compared(plan, net, few, 40, 0, sampling)
     if own and (abs(known["check"].ratio - 1) > 1 / 3 or known["check"].mean_error > 1):  # more than chance
         what = f"`net` draws its own random numbers ({', '.join(sorted(own))}), and its output is not linear in them."
         warnings.warn(f"{what} {known['check']}.", UncertaintyWarning, stacklevel=2)
@@ -287,11 +284,8 @@ def outputs_by(method: str | Linear, net: nn.Module, x: Any, *, n_draws: int, se
 def covariance(net: nn.Module, x: Any, *, between_rows: bool = False, sampling: Sampling = Sampling()) -> Tensor:
     """The covariance between the outputs of each row by the linear method, `[row, output, output]`.
 
-    Args:
-        net: Any network with dropout that returns one tensor; it is not changed.
-        x: Its input, as for `predict`.
-        between_rows: Whether to return `[row, output, row, output]`: masks are shared by all rows.
-        sampling: As for `predict`.
+    With `between_rows`, `[row, output, row, output]`: masks are shared by all rows. The network returns one tensor; the
+    other arguments are those of `predict`.
 
     Example:
         >>> net = nn.Sequential(nn.Dropout(0.5), nn.Linear(1, 2))

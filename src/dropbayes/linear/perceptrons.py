@@ -21,7 +21,6 @@ from dropbayes.sampling import Block, Inputs, Perceptron, Profile, as_perceptron
 from dropbayes.tracing.views import checked_network
 
 _N_TERMS, _N_NODES = 8, 64
-_WORKING_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ def moments_plan(net: nn.Module, inputs: Inputs, *, only_moments: bool, max_byte
             'nn.Dropout, and rows `[row, feature]`. Use method="linear" for any other network.'
         )
     direct.profile.check_random()
-    return MomentsPlan(direct, direct.profile, only_moments, max_bytes or _WORKING_BYTES)
+    return MomentsPlan(direct, direct.profile, only_moments, max_bytes or 256 * 2**20)
 
 
 @torch.no_grad()

@@ -1,7 +1,6 @@
 """The random numbers of a network's sites as variables: held at their means, and differentiated.
 
-A dropped unit is multiplied by a mask of mean 1 and variance p / (1 - p). Masks and other random numbers are held at
-their means, as leaves of the graph.
+A dropped unit is multiplied by a mask of mean 1 and variance p / (1 - p).
 """
 
 from __future__ import annotations

@@ -35,7 +35,6 @@ from dropbayes.tracing import draw_or_mean
 MAX_RATIO = 1.0
 """The largest variance p / (1 - p) of a mask that is tried: beyond p = 0.5 the linear method is poor."""
 
-_N_POINTS = 64
 _UNIT_STEPS = (0, 3, 7, 20, 70)  # from the rates of layers to those of units, by and by
 
 Rates = Mapping[str, float | Tensor]
@@ -265,7 +264,7 @@ class Parts:
         mean, covariances = self.mean[rows], self.covariances[:, rows]
         size = covariances.diagonal(dim1=2, dim2=3).mean().clamp(min=1e-100)
         jitter = 1e-6 * size * torch.eye(mean.shape[1], device=mean.device)
-        points = standard_points(len(jitter), _N_POINTS).to(mean)
+        points = standard_points(len(jitter), n_points=64).to(mean)
         scores = mean.new_full((len(self.settings),), -3.0).requires_grad_()
 
         def loss() -> Tensor:
@@ -273,7 +272,7 @@ class Parts:
             ratios = torch.cat([MAX_RATIO * scores.sigmoid(), scores.new_ones(1)])
             root = torch.linalg.cholesky(torch.einsum("g,grkl->rkl", ratios, covariances) + jitter)
             outputs = mean + torch.einsum("pk,rjk->prj", points, root)
-            densities = likelihood.log_density(outputs.view(_N_POINTS, *self.held.plain[rows].shape), y)
+            densities = likelihood.log_density(outputs.view(len(points), *self.held.plain[rows].shape), y)
             value = -densities.logsumexp(0).mean()
             value.backward()
             return value
