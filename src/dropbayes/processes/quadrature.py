@@ -144,11 +144,7 @@ def _polar_rule(nodes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndar
 def _hermite_rule() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """A Gauss-Legendre rule for the standard normal on each half-line, and the Hermite polynomials at its nodes."""
     # Three times as many nodes as polynomials: with as many, every function would look fully expanded.
-    points, weights = np.polynomial.legendre.leggauss(3 * HERMITE_TERMS // 2)
-    end = 12.0  # exp(-12²/4), a Hermite function's tail, is below 3e-16
-    points, weights = end * (points + 1) / 2, end * weights / 2
-    weights = weights * np.exp(-(points**2) / 2) / math.sqrt(2 * math.pi)
-    points, weights = np.concatenate([-points[::-1], points]), np.concatenate([weights[::-1], weights])
+    points, weights = normal_rule(3 * HERMITE_TERMS // 2, 2, 12.0)  # exp(-12²/4), a Hermite function's tail: 3e-16
     polynomials = [np.ones_like(points), points]
     for k in range(2, HERMITE_TERMS):
         polynomials.append((points * polynomials[-1] - math.sqrt(k - 1) * polynomials[-2]) / math.sqrt(k))

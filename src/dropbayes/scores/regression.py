@@ -37,9 +37,7 @@ def mae(mean: Array, y: Array, *, sample_weight: Array | None = None) -> Tensor:
 def mixture_log_likelihood(log_density_draws: Array) -> Tensor:
     r"""The predictive log-likelihood $\log \tfrac1T \sum_t p(y \mid \omega_t)$ of the mixture of all draws, `[row]`.
 
-    [GG16, eq:predictive_dist], from $\log p(y_n \mid \omega_t)$ of any likelihood, `[draw, row]`. The mixture is the
-    predictive distribution itself: it may have many modes. A Gaussian with the same mean and variance scores
-    differently (`gaussian_log_likelihood`).
+    [GG16, eq:predictive_dist], from $\log p(y_n \mid \omega_t)$ of any likelihood, `[draw, row]`.
 
     Examples:
         >>> mixture_log_likelihood(torch.tensor([[0.0, -1000.0], [0.0, -1001.0]]))  # no underflow
