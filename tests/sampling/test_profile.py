@@ -9,6 +9,7 @@ from torch import nn
 import dropbayes as db
 from dropbayes.sampling.inputs import as_inputs
 from dropbayes.sampling.inspection import inspect
+from dropbayes.tracing import RowLayout
 from tests.sampling.zoo import Module
 
 
@@ -54,7 +55,7 @@ def profile(forward, x=None, **children):
 
 def test_a_plain_network_has_nothing_special():
     plain = profile(lambda m, x: m.a(m.d(x)), a=nn.Linear(3, 2))
-    assert plain.gives_rows and plain.rows_together and plain.last_layer and plain.n_random == 1
+    assert plain.outputs == (RowLayout(0, 1),) and plain.rows_together and plain.last_layer and plain.n_random == 1
     special = ("reads_rows", "rows_depend", "draws_branch", "rows_branch", "by_name", "host_random", "seeds_torch",
                "is_stateful", "writes_input", "one_row")  # fmt: skip
     assert not any(getattr(plain, name) for name in special)

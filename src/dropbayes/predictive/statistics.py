@@ -237,8 +237,6 @@ def joined_rows(parts: Sequence[Rows], index: int = 0, *, whole: bool = False) -
 
 def trees(parts: Sequence[Rows], profile: Profile, request: Request) -> dict[str, PyTree]:
     """Every statistic by name, in the network's structure; of the judged tensor alone if there is one."""
-    if profile.gives_rows and not set(DRAWS_FIRST) & parts[0][0].keys():
-        return dict(joined_rows(parts))
     layouts = [profile.outputs[place] for place in request.judged(profile)]
     alone = len(layouts) < len(profile.outputs)
     columns = [joined_rows(parts, index, whole=layout is None) for index, layout in enumerate(layouts)]

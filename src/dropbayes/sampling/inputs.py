@@ -355,15 +355,8 @@ class Structure:
     spec: pytree.TreeSpec
     dataclass: Any = None
 
-    @property
-    def is_tensor(self) -> bool:
-        """Whether the output is one tensor."""
-        return self.spec.is_leaf() and self.dataclass is None
-
     def build(self, tensors: Sequence[Any], *, numbers: bool = True) -> PyTree:
         """The output with `tensors` in place of its own, in order; without `numbers`, None for all else."""
-        if self.is_tensor:
-            return tensors[0]
         remaining = iter(tensors)
         leaves = [next(remaining) if leaf is _TENSOR else leaf if numbers else None for leaf in self.leaves]
         tree = pytree.tree_unflatten(leaves, self.spec)

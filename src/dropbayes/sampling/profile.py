@@ -46,11 +46,6 @@ class Profile:
         return all(site.layout is not None and site.layout.inner for site in self.sites if site.is_random)
 
     @property
-    def gives_rows(self) -> bool:
-        """Whether the output is one tensor `[row, ...]`."""
-        return self.structure.is_tensor and self.outputs == (RowLayout(0, 1),)
-
-    @property
     def n_random(self) -> int:
         """The number of sites where two draws can differ."""
         return sum(site.is_random for site in self.sites) + self.host_random
