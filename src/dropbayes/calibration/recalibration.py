@@ -15,11 +15,10 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from dropbayes.calibration.conformal import standardised_residuals
-from dropbayes.calibration.reliability import transforms
+from dropbayes.calibration.reliability import checked_levels
 from dropbayes.runtime.validation import (
     Array,
     check_positive,
-    check_values,
     class_labels,
     class_probabilities,
     events,
@@ -27,6 +26,7 @@ from dropbayes.runtime.validation import (
     row_weights,
 )
 from dropbayes.scores.averages import cumulative_weights, weighted_mean
+from dropbayes.scores.classification import probabilities_and_labels
 
 
 def std_scale(mean: Array, std: Array | float, y: Array, *, sample_weight: Array | None = None) -> Tensor:
@@ -52,11 +52,11 @@ class IsotonicRecalibration:
 
     def observed(self, claimed: Array) -> Tensor:
         """The level to expect where the model claims `claimed` (recalibrates a cumulative probability)."""
-        return _interpolate(_levels("claimed", claimed), self.claimed_levels, self.observed_levels)
+        return _interpolate(checked_levels("claimed", claimed, axes=None), self.claimed_levels, self.observed_levels)
 
     def claimed(self, observed: Array) -> Tensor:
         """The level to request from the model so that `observed` is the true level (recalibrates a quantile)."""
-        return _interpolate(_levels("observed", observed), self.observed_levels, self.claimed_levels)
+        return _interpolate(checked_levels("observed", observed, axes=None), self.observed_levels, self.claimed_levels)
 
 
 def isotonic_recalibration(pit: Array, *, sample_weight: Array | None = None) -> IsotonicRecalibration:
@@ -71,7 +71,7 @@ def isotonic_recalibration(pit: Array, *, sample_weight: Array | None = None) ->
         >>> recalibration.claimed(torch.tensor([0.25, 0.5, 0.75]))
         tensor([0.4000, 0.5000, 0.6000])
     """
-    values = transforms(pit).detach().flatten().double()
+    values = checked_levels("pit", pit).detach().flatten().double()
     levels = values.unique()
     below, up_to, total = cumulative_weights(values, row_weights(sample_weight, len(values), like=values), levels)
     rank = 0.5 * (below + up_to + 1) / (total + 1)  # of ties, the middle one
@@ -83,12 +83,6 @@ def isotonic_recalibration(pit: Array, *, sample_weight: Array | None = None) ->
         )
     zero, one = levels.new_zeros(1), levels.new_ones(1)
     return IsotonicRecalibration(*(torch.cat([zero, points[inside], one]) for points in (levels, rank)))
-
-
-def _levels(name: str, levels: Array | float) -> Tensor:
-    values = finite_tensor(name, levels)
-    check_values(name, values, at_most=1)
-    return values
 
 
 def _interpolate(at: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -214,7 +208,7 @@ class BetaMap:
 
     def __call__(self, probability: Array) -> Tensor:
         """The calibrated probability, shaped like `probability`."""
-        p = _levels("probability", probability)
+        p = checked_levels("probability", probability, axes=None)
         return torch.sigmoid(self.a * _log(p) - self.b * _log(1 - p) + self.c).to(p.dtype)
 
 
@@ -224,9 +218,7 @@ def beta_calibration(probability: Array, event: Array, *, sample_weight: Array |
     [Kull et al. 2017]. It contains the identity ($a = b = 1$, $c = 0$), which Platt's sigmoid of p does not. Fitted to
     the claimed probability of the event on held-out rows, `[row]`, and whether it happened, `[row]`; both must occur.
     """
-    p = _levels("probability", probability)
-    if p.dim() != 1:
-        raise ValueError(f"`probability` must be [row]; got shape {tuple(p.shape)}.")
+    p = checked_levels("probability", probability, axes="[row]")
     happened = events("event", event, n_rows=len(p)).double().cpu()
     weight = row_weights(sample_weight, len(p), like=happened)
     if len(happened[weight > 0].unique()) < 2:
@@ -249,8 +241,7 @@ def _log(probabilities: Tensor) -> Tensor:
 
 
 def _held_out(probabilities: Array, labels: Array, sample_weight: Array | None) -> tuple[Tensor, Tensor, Tensor]:
-    predicted = class_probabilities("probabilities", probabilities).detach().cpu()
-    truth = class_labels(labels, n_rows=len(predicted), n_classes=predicted.shape[1]).cpu()
+    predicted, truth = (one.detach().cpu() for one in probabilities_and_labels(probabilities, labels))
     return _log(predicted), truth, row_weights(sample_weight, len(truth), like=predicted)
 
 

@@ -84,7 +84,7 @@ def quantile_reliability(pit: Array, *, n_levels: int = 99, sample_weight: Array
         >>> quantile_reliability(torch.tensor([0.1, 0.2, 0.3, 0.9]), n_levels=1).observed  # below the median
         tensor([0.7500])
     """
-    return _level_curve(transforms(pit), n_levels, sample_weight)
+    return _level_curve(checked_levels("pit", pit), n_levels, sample_weight)
 
 
 def interval_reliability(pit: Array, *, n_levels: int = 99, sample_weight: Array | None = None) -> ReliabilityCurve:
@@ -96,13 +96,13 @@ def interval_reliability(pit: Array, *, n_levels: int = 99, sample_weight: Array
         >>> interval_reliability(torch.tensor([0.1, 0.3, 0.6, 0.9]), n_levels=1).observed  # in the central half
         tensor([0.5000])
     """
-    return _level_curve((2 * transforms(pit) - 1).abs(), n_levels, sample_weight)
+    return _level_curve((2 * checked_levels("pit", pit) - 1).abs(), n_levels, sample_weight)
 
 
-def transforms(pit: Array) -> Tensor:
-    """Probability integral transforms, `[row, ...]`: numbers from 0 to 1."""
-    values = finite_tensor("pit", pit, axes="[row, ...]")
-    check_values("pit", values, at_most=1)
+def checked_levels(name: str, levels: Array, *, axes: str | None = "[row, ...]") -> Tensor:
+    """Levels, such as probability integral transforms: numbers from 0 to 1."""
+    values = finite_tensor(name, levels, axes=axes)
+    check_values(name, values, at_most=1)
     return values
 
 
@@ -208,6 +208,6 @@ def uniformity_test(pit: Array, *, sample_weight: Array | None = None) -> float:
     """
     import scipy.stats
 
-    values = transforms(pit).detach().double().cpu()
+    values = checked_levels("pit", pit).detach().double().cpu()
     values = values.repeat_interleave(row_counts(sample_weight, len(values), like=values), 0)
     return float(scipy.stats.kstest(values.flatten().numpy(), "uniform").pvalue)
