@@ -69,7 +69,7 @@ def deferral_for_workload(uncertainty: Array, *, fraction: float, sample_weight:
         >>> rule.threshold, rule.defers(torch.tensor([50.0, 95.0]))
         (89.0, tensor([False,  True]))
     """
-    scores = _held_out(uncertainty)
+    scores = _held_out("uncertainty", uncertainty, infinite=True)
     check_probability("fraction", fraction, closed=True)
     weight = row_weights(sample_weight, len(scores), like=scores)
     threshold = weighted_quantile(scores, weight, (1 - fraction) * (weight.sum() + 1))
@@ -122,8 +122,8 @@ def deferral_for_risk(
         >>> 0.45 < rule.threshold < 0.55
         True
     """
-    scores = _held_out(uncertainty)
-    losses = row_values("loss", loss, n_rows=len(scores)).detach().double().cpu()
+    scores = _held_out("uncertainty", uncertainty, infinite=True)
+    losses = _held_out("loss", loss, n_rows=len(scores))
     check_positive("largest_loss", largest_loss)
     check_values("loss", losses, at_most=largest_loss)
     check_probability("target", target / largest_loss if isinstance(target, (int, float)) else target)
@@ -175,9 +175,9 @@ def _p_value(losses: Tensor, target: float) -> float:
     return min(1.0, math.exp(-n_kept * entropy), bentkus)
 
 
-def _held_out(uncertainty: Array) -> Tensor:
-    """The uncertainties of held-out rows, `[row]` in double precision; they may be infinite."""
-    return row_values("uncertainty", uncertainty, infinite=True).detach().double().cpu()
+def _held_out(name: str, values: Array, *, n_rows: int | None = None, infinite: bool = False) -> Tensor:
+    """The values of held-out rows, `[row]` in double precision."""
+    return row_values(name, values, n_rows=n_rows, infinite=infinite).detach().double().cpu()
 
 
 @dataclass(frozen=True)
@@ -234,13 +234,11 @@ def cascade_frontier(
         >>> frontier.cheapest_within(0.0)
         CascadePoint(threshold=0.5, escalated=0.5, cost=6.0, loss=0.0)
     """
-    scores = _held_out(uncertainty)
-    cheap, costly = (
-        row_values(name, loss, n_rows=len(scores)).detach().double().cpu()
-        for name, loss in (("cheap_loss", cheap_loss), ("costly_loss", costly_loss))
-    )
-    for name, cost in (("cheap_cost", cheap_cost), ("costly_cost", costly_cost)):
-        check_positive(name, cost, allow_zero=True)
+    scores = _held_out("uncertainty", uncertainty, infinite=True)
+    cheap = _held_out("cheap_loss", cheap_loss, n_rows=len(scores))
+    costly = _held_out("costly_loss", costly_loss, n_rows=len(scores))
+    check_positive("cheap_cost", cheap_cost, allow_zero=True)
+    check_positive("costly_cost", costly_cost, allow_zero=True)
     weight = row_weights(sample_weight, len(scores), like=scores)
     levels = scores.unique()
     start = torch.zeros(1, dtype=torch.float64)  # of escalating everything

@@ -271,9 +271,9 @@ def balanced_accuracy(predicted: Array, labels: Array, *, sample_weight: Array |
     """The mean recall over the classes that occur."""
     truth = torch.as_tensor(labels)
     weight = row_weights(sample_weight, len(truth), like=truth)
-    _, group = truth[weight > 0].unique(return_inverse=True)
-    weight, hit = weight[weight > 0], (torch.as_tensor(predicted) == truth)[weight > 0]
-    return (torch.bincount(group, weight * hit) / torch.bincount(group, weight)).mean()
+    recognised = torch.bincount(truth, weight * (torch.as_tensor(predicted) == truth))
+    total = torch.bincount(truth, weight)
+    return (recognised / total)[total > 0].mean()
 
 
 def _temperature(rows: ClassOutcomes) -> Tensor:
@@ -281,12 +281,11 @@ def _temperature(rows: ClassOutcomes) -> Tensor:
     return calibration.temperature(logits[None], rows.labels, sample_weight=rows.sample_weight)
 
 
-def _detection(rows: ClassOutcomes) -> Tensor:
-    wrong = rows.loss()
-    counted = wrong[row_weights(rows.sample_weight, len(wrong), like=wrong) > 0]
+def _auroc(uncertainty: Tensor, event: Tensor, sample_weight: Array | None) -> Tensor:
+    counted = event[row_weights(sample_weight, len(event), like=event) > 0]
     if not 0 < counted.sum() < len(counted):
-        return torch.tensor(math.nan, device="cpu")  # nothing to detect, or nothing but errors
-    return scores.auroc(rows.uncertainty(), wrong, sample_weight=rows.sample_weight)
+        return uncertainty.new_tensor(math.nan)  # nothing to detect, or nothing else
+    return scores.auroc(uncertainty, event, sample_weight=sample_weight)
 
 
 def class_auroc(probabilities: Array, labels: Array, *, sample_weight: Array | None = None) -> Tensor:
@@ -299,10 +298,7 @@ def class_auroc(probabilities: Array, labels: Array, *, sample_weight: Array | N
         tensor(0.7500)
     """
     p, truth = torch.as_tensor(probabilities), torch.as_tensor(labels)
-    present = truth[row_weights(sample_weight, len(truth), like=truth) > 0].unique().tolist()
-    if len(present) < 2:
-        return torch.tensor(math.nan, device="cpu")
-    return torch.stack([scores.auroc(p[:, k], truth == k, sample_weight=sample_weight) for k in present]).mean()
+    return torch.stack([_auroc(p[:, k], truth == k, sample_weight) for k in range(p.shape[1])]).nanmean()
 
 
 def _of_probabilities(score: Callable[..., Tensor]) -> Value:
@@ -371,7 +367,7 @@ CLASS_SCORES = {
         "AUROC of errors",
         "chance that a wrong row is more uncertain than a right one; 0.5 is no better than chance",
         "higher",
-        _detection,
+        lambda rows: _auroc(rows.uncertainty(), rows.loss(), rows.sample_weight),
     ),
     **_RANKING,
 }

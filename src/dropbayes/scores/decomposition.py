@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dropbayes.runtime.validation import Array, matching_tensors, row_weights
+from dropbayes.runtime.validation import Array, matching_tensors, row_values, row_weights
 from dropbayes.scores.classification import probabilities_and_labels
 
 
@@ -82,9 +82,7 @@ def crps_decomposition(draws: Array, y: Array, *, sample_weight: Array | None = 
         >>> parts.score, parts.reliability, parts.resolution, parts.uncertainty
         (0.5, 0.0, -0.25, 0.25)
     """
-    outputs, outcome = matching_tensors({"draws": draws, "y": y}, draws="draws")
-    if outcome.dim() != 1:
-        raise ValueError(f"`draws` must be [draw, row] and `y` [row]; got {tuple(outputs.shape)}.")
+    outputs, outcome = matching_tensors({"draws": draws, "y": row_values("y", y)}, draws="draws")
     ordered, truth = outputs.detach().double().sort(0).values, outcome.detach().double()
     weight = row_weights(sample_weight, len(truth), like=truth)
     weight = weight / weight.sum()
