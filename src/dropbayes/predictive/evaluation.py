@@ -18,26 +18,14 @@ from torch.utils._pytree import PyTree
 
 from dropbayes.calibration import ReliabilityCurve
 from dropbayes.likelihoods import Categorical, ClassLikelihood, Gaussian, Likelihood
-from dropbayes.linear.passes import Linear, OnePass, one_pass_plan
-from dropbayes.predictive.moments import batches
+from dropbayes.linear import Linear
+from dropbayes.predictive.moments import batches, plan_by
 from dropbayes.predictive.scoring import ClassOutcomes, RegressionOutcomes, core_scores, reliability_curve
 from dropbayes.predictive.statistics import Observations, Request, Rows, RowStatistics, by_head, joined_rows
 from dropbayes.runtime.arrays import Array
 from dropbayes.runtime.formatting import Printed, Table, count
 from dropbayes.runtime.validation import outcomes, row_weights
-from dropbayes.sampling import (
-    Inputs,
-    LogMean,
-    Mean,
-    Plan,
-    Profile,
-    RowAxis,
-    Sampling,
-    as_inputs,
-    keep_state,
-    make_plan,
-    network_arguments,
-)
+from dropbayes.sampling import Inputs, LogMean, Mean, Profile, Sampling, as_inputs, keep_state, network_arguments
 from dropbayes.scores.averages import weighted_mean
 
 if TYPE_CHECKING:
@@ -136,13 +124,8 @@ def evaluate(
     results, joint_densities = list[Rows](), list[Tensor]()
     offset = sampling.row_offset
     heads: dict[int, tuple[str, Likelihood, Tensor]] = {}
-    for inputs, y_tree in _pairs(net, x, y, sampling.row_axis, progress):
-        plan: Plan | OnePass
-        if method == "sampling":
-            plan = make_plan(net, inputs, keys=keys, masks=masks, sampling=sampling)
-        else:
-            tensor = request.likelihood_tensor
-            plan = one_pass_plan(net, inputs, method, sampling=sampling, tensor=tensor, only_moments=False)
+    for inputs, y_tree in _pairs(net, x, y, sampling, progress):
+        plan = plan_by(method, net, inputs, request, only_moments=False, keys=keys, masks=masks, sampling=sampling)
         heads = _heads(request, plan.profile, y_tree, inputs)
         for rows, blocks in itertools.groupby(plan.run(inputs, first_row=offset), lambda block: block.rows):
             scored = {
@@ -189,7 +172,7 @@ def _heads(request: Request, profile: Profile, y: PyTree, inputs: Inputs) -> dic
 
 
 def _pairs(
-    net: nn.Module, x: PyTree, y: PyTree, row_axis: RowAxis, progress: bool | None
+    net: nn.Module, x: PyTree, y: PyTree, sampling: Sampling, progress: bool | None
 ) -> Iterator[tuple[Inputs, PyTree]]:
     """The inputs and outcomes in `x` and `y`, or in each batch of a DataLoader."""
     for batch in batches(net, x, progress=progress, title="evaluate"):
@@ -205,7 +188,7 @@ def _pairs(
             arguments, targets = batch
         if targets is None:
             raise TypeError("`y` must hold the outcomes unless `x` is a DataLoader of pairs; got None.")
-        yield as_inputs(arguments, row_axis=row_axis), targets
+        yield as_inputs(arguments, row_axis=sampling.row_axis), targets
 
 
 def _targets(y: PyTree, inputs: Inputs) -> Tensor:

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
-from dropbayes.linear.control import controlled_plan
-from dropbayes.linear.passes import Linear, one_pass_plan
+from dropbayes.linear.control import ControlledPlan, controlled_plan
+from dropbayes.linear.passes import Linear, OnePass, one_pass_plan
 from dropbayes.predictive.prediction import Prediction
 from dropbayes.predictive.statistics import Observations, Request, Rows, RowStatistics, row_summaries, trees
 from dropbayes.runtime.progress import ProgressBar
@@ -122,13 +122,7 @@ def predict(
     for batch in batches(nets[0], x, progress=progress, title="predict"):
         arguments = network_arguments(nets[0], batch) if is_loader or isinstance(batch, Mapping) else batch
         inputs = as_inputs(arguments, row_axis=sampling.row_axis)
-        if method == "sampling":
-            plans = [make_plan(one, inputs, moments_only=only_moments, **drawn) for one in nets]
-        elif method == "controlled":
-            plans = [controlled_plan(nets[0], inputs, **drawn)]
-        else:
-            judged: dict[str, Any] = {"tensor": request.likelihood_tensor, "only_moments": only_moments}
-            plans = [one_pass_plan(nets[0], inputs, method, sampling=sampling, **judged)]
+        plans = [plan_by(method, one, inputs, request, only_moments=only_moments, **drawn) for one in nets]
         plan = plans[0]
         if automatic and isinstance(plan, Plan) and not plan.exact:
             summaries = _summaries_until(plan, inputs, offset, request, sampling)
@@ -150,6 +144,18 @@ def predict(
     prediction = Prediction.of(statistics, n_draws=made, method=plan.method, quantile_levels=request.quantiles)
     check_outputs(prediction)
     return prediction
+
+
+def plan_by(
+    method: str | Linear, net: nn.Module, inputs: Inputs, request: Request, *, only_moments: bool, **drawn: Any
+) -> Plan | ControlledPlan | OnePass:
+    """The plan of a prediction by a method; `drawn` has the keys and the masks of draws, and the settings."""
+    if method == "sampling":
+        return make_plan(net, inputs, moments_only=only_moments, **drawn)
+    if method == "controlled" and only_moments:
+        return controlled_plan(net, inputs, **drawn)
+    tensor, sampling = request.likelihood_tensor, drawn["sampling"]
+    return one_pass_plan(net, inputs, method, sampling=sampling, tensor=tensor, only_moments=only_moments)
 
 
 def batches(net: nn.Module, x: PyTree, *, progress: bool | None, title: str) -> Iterator[PyTree]:

@@ -9,7 +9,6 @@ from dropbayes.sampling.functions import (
 )
 from dropbayes.sampling.inputs import (
     Inputs,
-    RowAxis,
     as_inputs,
     cloned_leaves,
     copied_cache,
@@ -48,7 +47,6 @@ __all__ = [
     "ProbeFailed",
     "Prober",
     "Profile",
-    "RowAxis",
     "RowLayout",
     "Sampling",
     "Site",
