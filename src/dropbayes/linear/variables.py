@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dropbayes.sampling import Keys, Profile, is_ignored, keep_mask
-from dropbayes.tracing import Site, SiteNames, Source, is_ours, neutral_uniform
-from dropbayes.tracing.generators import SENTINEL_SEED
+from dropbayes.sampling import Keys, Profile, SiteSource, keep_mask
+from dropbayes.tracing import Site, SiteNames, neutral_uniform
 
 MASK_KINDS = {"dropout", "feature_dropout", "attention", "recurrent"}
 """The kinds of sites that multiply by a mask."""
@@ -38,23 +37,15 @@ class Variable:
     std: float  #: The standard deviation of each number.
 
 
-class SiteVariables(Source):
+class SiteVariables(SiteSource):
     """A source of variables in place of random numbers; `tied`: all positions of a sequence have the same mask."""
 
     def __init__(self, profile: Profile, names: SiteNames, ignored: tuple[str, ...], tied: bool) -> None:
+        super().__init__(profile, names, ignored)
         self.variables: list[Variable] = []
-        self._profile, self._names, self._ignored, self._tied = profile, names, ignored, tied
-        self._by_name = {site.name: site for site in profile.sites} if profile.by_name else {}
+        self._tied = tied
         self._following = iter(profile.sites)
         self._drawn: Variable | None = None  # the numbers that the running operation has asked for
-
-    def is_off(self, training: bool) -> bool:
-        return self._is_ignored() or not (training or is_ours(self._names.caller()[1]))
-
-    def is_fixed(self, generator: torch.Generator | None) -> bool:
-        return generator is not None or (
-            self._profile.seeds_torch and torch.default_generator.initial_seed() != SENTINEL_SEED
-        )
 
     def keep(self, kind: str, drop_prob: float, shape: tuple[int, ...], like: Tensor) -> Tensor:
         mean = torch.full(shape, 1 - drop_prob, dtype=like.dtype, device=like.device)
@@ -68,7 +59,7 @@ class SiteVariables(Source):
         return x.mul_(mask) if inplace and not isinstance(x, nn.Parameter) else x * mask
 
     def uniform(self, kind: str, drop_prob: float | None, shape: tuple[int, ...], device: torch.device) -> Tensor:
-        if self._is_ignored():
+        if self.is_ignored():
             return neutral_uniform(kind, shape, device)
         zeros = torch.zeros(shape, dtype=torch.float64, device=device)
         if kind == "randn":  # the caller takes the normal quantile
@@ -78,7 +69,7 @@ class SiteVariables(Source):
         return uniform
 
     def bernoulli(self, probability: Tensor, drop_prob: float | None) -> Tensor:
-        if self._is_ignored():
+        if self.is_ignored():
             return probability
         chance = probability.detach()
         noise = self._add("bernoulli", torch.zeros_like(chance), 1.0)
@@ -113,10 +104,6 @@ class SiteVariables(Source):
                 'has no derivative. Predict with method="sampling".'
             )
 
-    def _is_ignored(self) -> bool:
-        path, module = self._names.caller() if self._ignored else ("", None)
-        return module is not None and is_ignored(self._ignored, path, module)
-
     def _add(self, kind: str, mean: Tensor, std: float) -> Tensor:
         """The next variable, at its mean."""
         site, value = self._next(kind), mean.detach()
@@ -127,8 +114,8 @@ class SiteVariables(Source):
 
     def _next(self, kind: str) -> Site:
         """The site that is met: the next one, or by its name where a draw may skip some."""
-        name = self._names.next(kind) if self._by_name else kind
-        site = self._by_name.get(name) if self._by_name else next(self._following, None)
+        name = self.names.next(kind) if self.by_name else kind
+        site = self.by_name.get(name) if self.by_name else next(self._following, None)
         if site is None or site.kind != kind:
             raise ValueError(
                 f"`net` met a site {name!r} that it did not meet when it was inspected: its forward depends on more "

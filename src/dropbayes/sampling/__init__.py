@@ -21,10 +21,10 @@ from dropbayes.sampling.inspection import Inspection, inspect, sites
 from dropbayes.sampling.masks import Keys, derived_seed, keep_mask
 from dropbayes.sampling.perceptron import Perceptron, as_perceptron
 from dropbayes.sampling.plan import Block, Plan, make_plan, mask_spec, move_row_axis
-from dropbayes.sampling.probes import ProbeFailed, Prober, equal_but_for_rounding, is_ignored
+from dropbayes.sampling.probes import ProbeFailed, Prober, equal_but_for_rounding
 from dropbayes.sampling.profile import Profile, RowLayout, Site
 from dropbayes.sampling.settings import Sampling
-from dropbayes.sampling.source import KeyedSource, MaskSpec, NetworkChanged, UnsupportedStrategy
+from dropbayes.sampling.source import KeyedSource, MaskSpec, NetworkChanged, SiteSource, UnsupportedStrategy
 from dropbayes.sampling.streaming import LogMean, Mean, Moments, result_dtype
 from dropbayes.sampling.training_mode import UncertaintyWarning
 from dropbayes.sampling.trials import chosen_strategy
@@ -50,6 +50,7 @@ __all__ = [
     "RowLayout",
     "Sampling",
     "Site",
+    "SiteSource",
     "Sites",
     "UncertaintyWarning",
     "UnsupportedStrategy",
@@ -67,7 +68,6 @@ __all__ = [
     "function_draw",
     "inspect",
     "is_cache",
-    "is_ignored",
     "is_stochastic",
     "keep_mask",
     "keep_state",

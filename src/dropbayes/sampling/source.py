@@ -67,7 +67,27 @@ class MaskSpec:
     trial: bool = False  # a different real number for every unit, in which no misplaced mask can hide
 
 
-class KeyedSource(Source):
+class SiteSource(Source):
+    """A source that knows the sites of a network, and the names of its modules."""
+
+    def __init__(self, profile: Profile, names: SiteNames, ignored: tuple[str, ...]) -> None:
+        self.profile, self.names, self.ignored = profile, names, ignored
+        self.by_name = {site.name: site for site in profile.sites} if profile.by_name else {}
+
+    def is_off(self, training: bool) -> bool:
+        return self.is_ignored() or not (training or is_ours(self.names.caller()[1]))
+
+    def is_fixed(self, generator: torch.Generator | None) -> bool:
+        seed = torch.default_generator.initial_seed()
+        return generator is not None or (self.profile.seeds_torch and seed >> 32 != SENTINEL_SEED >> 32)
+
+    def is_ignored(self) -> bool:
+        """Whether the module that asks is one to ignore."""
+        path, module = self.names.caller() if self.ignored else ("", None)
+        return module is not None and is_ignored(self.ignored, path, module)
+
+
+class KeyedSource(SiteSource):
     """The masks of some draws and rows.
 
     Args:
@@ -83,6 +103,7 @@ class KeyedSource(Source):
         among: range | None = None, learned: dict[str, Site] | None = None,
         pairs: tuple[Tensor, Tensor] | None = None,
     ) -> None:  # fmt: skip
+        super().__init__(spec.profile, SiteNames(None), spec.ignored)
         self.spec, self.draws, self.rows, self._new = spec, draws, rows, learned
         self._among = draws if among is None else among
         self.folded, self.rows_mapped, self._chosen = folded, rows_mapped, pairs
@@ -91,8 +112,6 @@ class KeyedSource(Source):
         self.variance: Tensor | None = None
         self.site = 0
         self._depth = transform_depth() or 0  # of the caller's own transforms
-        self._names = SiteNames(None)
-        self._by_name = {site.name: site for site in spec.profile.sites} if spec.profile.by_name else {}
         self._pending: tuple[Tensor, float] | None = None
         self._integrated: tuple[Tensor, int] | None = None
 
@@ -103,22 +122,9 @@ class KeyedSource(Source):
 
     def follow(self, net: nn.Module) -> None:
         """Tells sites by name, and what calls them, by the modules of `net`."""
-        self._names = SiteNames(net)
+        self.names = SiteNames(net)
 
     # What the handlers of stochastic operations ask -------------------------------------------------------------------
-
-    def is_off(self, training: bool) -> bool:
-        if training and not self.spec.ignored:
-            return False
-        path, module = self._names.caller()
-        if module is not None and is_ignored(self.spec.ignored, path, module):
-            return True
-        return not training and not is_ours(module)
-
-    def is_fixed(self, generator: torch.Generator | None) -> bool:
-        return generator is not None or (
-            self.spec.profile.seeds_torch and torch.default_generator.initial_seed() >> 32 != SENTINEL_SEED >> 32
-        )
 
     def read(self, tensor: Tensor) -> Tensor:
         values = tensor if self._chosen is None else _unmapped(tensor, self.row_level or 0, 0, len(self._chosen[0]))
@@ -153,7 +159,7 @@ class KeyedSource(Source):
         return x.copy_(product) if inplace and not isinstance(x, nn.Parameter) else product
 
     def uniform(self, kind: str, drop_prob: float | None, shape: tuple[int, ...], device: torch.device) -> Tensor:
-        if self.spec.ignored and self._is_ignored():
+        if self.is_ignored():
             return neutral_uniform(kind, shape, device)
         site = self._next(kind, drop_prob, shape)
         if not shape and not site.is_random:  # LayerDrop of probability 0 or 1
@@ -170,7 +176,7 @@ class KeyedSource(Source):
         return self._lay_out(self._uniforms(site, inner_shape, device), layout, shape, inner_shape)
 
     def bernoulli(self, probability: Tensor, drop_prob: float | None) -> Tensor:
-        if self.spec.ignored and self._is_ignored():
+        if self.is_ignored():
             return probability
         drawn = self.uniform("bernoulli", drop_prob, tuple(probability.shape), probability.device)
         return (drawn if self.spec.trial else drawn < probability).to(probability.dtype)
@@ -198,7 +204,7 @@ class KeyedSource(Source):
         is_causal: bool, scale: float,
     ) -> Tensor | None:  # fmt: skip
         sites = self.spec.profile.sites
-        numbered = not (self._by_name or self.spec.trial or self._chosen is not None) and self.site < len(sites)
+        numbered = not (self.by_name or self.spec.trial or self._chosen is not None) and self.site < len(sites)
         if not numbered or sites[self.site].kind != "attention":
             return None
         if self.spec.positions is not None:
@@ -243,7 +249,7 @@ class KeyedSource(Source):
 
     def finish(self, outputs: list[Tensor]) -> list[Tensor]:
         """The outputs, then the integrated variance; raises if other sites were met than expected."""
-        if self.site != len(self.spec.profile.sites) and not (self.alone or self._by_name):
+        if self.site != len(self.spec.profile.sites) and not (self.alone or self.by_name):
             raise NetworkChanged(f"{self.site} sites instead of {len(self.spec.profile.sites)}")
         if not self.spec.integrate:
             return outputs
@@ -259,17 +265,13 @@ class KeyedSource(Source):
     def _mask_rows(self) -> range | None:
         return self.rows if self.spec.per_row else None
 
-    def _is_ignored(self) -> bool:
-        path, module = self._names.caller()
-        return module is not None and is_ignored(self.spec.ignored, path, module)
-
     def _next(self, kind: str, drop_prob: float | None, shape: tuple[int, ...]) -> Site:
         self._check_transforms()
         sites, by_name = self.spec.profile.sites, self.spec.profile.by_name
         self.site += 1
         if by_name:
-            name = self._names.next(kind)
-            site = self._by_name.get(name)
+            name = self.names.next(kind)
+            site = self.by_name.get(name)
             if site is None and (self.alone or self._new is not None):
                 return self._learned(Site(self.site - 1, "", kind, drop_prob, shape, name=name))
             if site is None:
