@@ -24,7 +24,7 @@ from torch.utils._pytree import PyTree, tree_map
 
 from dropbayes.linear.points import gaussian_points
 from dropbayes.linear.variables import MASK_KINDS, SiteValues, SiteVariables, Variable, standard_masks
-from dropbayes.sampling import Inputs, Inspection, Keys, RowLayout, cloned_leaves, eagerly, split
+from dropbayes.sampling import Inputs, Inspection, Keys, cloned_leaves, eagerly, rows_first, split
 from dropbayes.tracing import AtMeans, Interception, SiteNames, Source
 from dropbayes.tracing.generators import keyed_generators
 from dropbayes.tracing.views import View
@@ -159,7 +159,8 @@ def linearise(
         return linearise(inspection, inputs, ignored, tied, twice)
     if "at sites" not in inspection.strategies:
         inspection.strategies["at sites"] = _view_at_sites(inspection)
-    tensors = [rows_first(out, layout, inputs.n_rows) for out, layout in zip(tensors, profile.outputs, strict=True)]
+    pairs = zip(tensors, profile.outputs, strict=True)
+    tensors = [rows_first(out, layout, 1, inputs.n_rows)[0] for out, layout in pairs]
     outputs = [(torch.view_as_real(t) if t.is_complex() else t).reshape(inputs.n_rows, -1) for t in tensors]
     return Linearisation(tensors, outputs, source.variables, inputs.n_rows, twice)
 
@@ -190,14 +191,6 @@ def _view_at_sites(inspection: Inspection) -> nn.Module | None:
 def _run_at_site(forward: Callable[..., PyTree], again: Source, *args: Any, **kwargs: Any) -> PyTree:
     with _at_sites.get(None) or Interception(again):  # torch.utils.checkpoint runs modules again in a backward pass
         return forward(*args, **kwargs)
-
-
-def rows_first(output: Tensor, layout: RowLayout | None, n_rows: int) -> Tensor:
-    """`[row, ...]` of an output; without rows, of the one row there is."""
-    if layout is None:
-        return output[None]
-    split_out = output.unflatten(layout.axis, (n_rows, -1)).movedim(layout.axis, 0)
-    return split_out.squeeze(1 + layout.axis) if layout.inner == 1 else split_out
 
 
 def _noise(variable: Variable, n_probes: int, n_rows: int, generator: torch.Generator) -> Tensor:

@@ -22,9 +22,10 @@ from dropbayes.sampling.masks import Keys, derived_seed, keep_mask
 from dropbayes.sampling.perceptron import Perceptron, as_perceptron
 from dropbayes.sampling.plan import Block, Plan, make_plan, mask_spec, move_row_axis
 from dropbayes.sampling.probes import ProbeFailed, Prober, equal_but_for_rounding
-from dropbayes.sampling.profile import Profile, RowLayout, Site
+from dropbayes.sampling.profile import Profile, Site
 from dropbayes.sampling.settings import Sampling
 from dropbayes.sampling.source import KeyedSource, MaskSpec, NetworkChanged, SiteSource, UnsupportedStrategy
+from dropbayes.sampling.strategies import rows_first
 from dropbayes.sampling.streaming import LogMean, Mean, Moments, result_dtype
 from dropbayes.sampling.training_mode import UncertaintyWarning
 from dropbayes.sampling.trials import chosen_strategy
@@ -47,7 +48,6 @@ __all__ = [
     "ProbeFailed",
     "Prober",
     "Profile",
-    "RowLayout",
     "Sampling",
     "Site",
     "SiteSource",
@@ -77,6 +77,7 @@ __all__ = [
     "move_row_axis",
     "network_arguments",
     "result_dtype",
+    "rows_first",
     "sites",
     "split",
 ]

@@ -131,7 +131,7 @@ def _fold(spec: MaskSpec, work: Work) -> list[Tensor]:
     elif spec.profile.seeds_torch:
         seed_generators(None)
     outputs = _run(source, work, leaves)
-    return [_rows_first(out, layout, n_draws, n_rows) for out, layout in _with_layouts(spec, outputs)]
+    return [rows_first(out, layout, n_draws, n_rows) for out, layout in _with_layouts(spec, outputs)]
 
 
 def _repeat(leaf: PyTree, axis: int | None, n_draws: int) -> PyTree:
@@ -151,7 +151,7 @@ def _with_layouts(spec: MaskSpec, outputs: list[Tensor]) -> list[tuple[Tensor, R
     return list(zip(outputs, layouts, strict=True))
 
 
-def _rows_first(out: Tensor, layout: RowLayout | None, n_draws: int, n_rows: int) -> Tensor:
+def rows_first(out: Tensor, layout: RowLayout | None, n_draws: int, n_rows: int) -> Tensor:
     """`[draw, row, ...]` of an output whose row axis holds draws and rows; without rows, one for all of them."""
     if layout is None:
         if n_draws > 1:
@@ -176,7 +176,7 @@ def _map(spec: MaskSpec, work: Work) -> list[Tensor]:
     def one_draw(_: Tensor) -> tuple[Tensor, ...]:
         source.level = transform_depth()
         outputs = _run(source, work, work.leaves)
-        return tuple(_rows_first(out, layout, 1, len(work.rows))[0] for out, layout in _with_layouts(spec, outputs))
+        return tuple(rows_first(out, layout, 1, len(work.rows))[0] for out, layout in _with_layouts(spec, outputs))
 
     return list(torch.func.vmap(one_draw)(torch.empty(len(work.draws), device="cpu")))
 
@@ -243,7 +243,7 @@ def _map_rows(spec: MaskSpec, work: Work, pairs: tuple[Tensor, Tensor] | None = 
         def one_draw(_: Tensor | None) -> tuple[Tensor, ...]:
             source.level = transform_depth() if maps_draws else None
             outputs = _run(source, work, leaves)
-            return tuple(_rows_first(out, layout, 1, 1)[0, 0] for out, layout in _with_layouts(spec, outputs))
+            return tuple(rows_first(out, layout, 1, 1)[0, 0] for out, layout in _with_layouts(spec, outputs))
 
         if maps_draws:
             return torch.func.vmap(one_draw)(torch.empty(len(work.draws), device="cpu"))
