@@ -175,11 +175,12 @@ def _pairs(
     net: nn.Module, x: PyTree, y: PyTree, sampling: Sampling, progress: bool | None
 ) -> Iterator[tuple[Inputs, PyTree]]:
     """The inputs and outcomes in `x` and `y`, or in each batch of a DataLoader."""
+    is_loader = isinstance(x, torch.utils.data.DataLoader)
     for batch in batches(net, x, progress=progress, title="evaluate"):
-        arguments, targets = batch, y
-        if y is None and isinstance(batch, Mapping) and "labels" in batch:
+        arguments, targets = batch, None if is_loader else y
+        if targets is None and isinstance(batch, Mapping) and "labels" in batch:
             arguments, targets = network_arguments(net, batch), batch["labels"]
-        elif isinstance(x, torch.utils.data.DataLoader):
+        elif is_loader:
             if not isinstance(batch, (tuple, list)) or len(batch) != 2:
                 raise TypeError(
                     "`x` must be a DataLoader of pairs (input, outcome) or of dicts with `labels`; got batches of "
