@@ -56,7 +56,7 @@ HANDED_ON = {
     "sampling": ["UncertaintyWarning", "UnsupportedStrategy"],
     "sampling.source": ["UnsupportedStrategy"],
     "sampling.profile": ["RowLayout", "Site"],
-    "tracing": ["RowLayout", "Site", "Sites"],
+    "tracing": ["Site", "Sites"],
 }
 
 
