@@ -64,6 +64,7 @@ class NetworkState:
             tuple(map(tuple, (torch_modules._global_forward_hooks, torch_modules._global_forward_pre_hooks)))
         ]
         groups: dict[str, Callable[[Any], Any]] = dict.fromkeys(("_parameters", "_modules"), id)
+        # What the hooks of a view hold is not written back: there, their identity counts alone.
         groups |= dict.fromkeys(_HOOKS, id) if self._versions else {"_buffers": id, **dict.fromkeys(_HOOKS, token)}
         for module in net.modules():
             state, kind = module.__dict__, module.__class__
