@@ -26,6 +26,8 @@ MASKS = {
     "in place": lambda x: x * torch.empty_like(x).uniform_().lt(KEEP).div(KEEP),
     "masked_fill": lambda x: x.masked_fill(torch.rand_like(x) >= KEEP, 0) / KEEP,
     "masked_fill_": lambda x: x.clone().masked_fill_(torch.rand_like(x) >= KEEP, 0) / KEEP,
+    "masked_fill by keyword": lambda x: x.masked_fill(mask=torch.ge(torch.rand_like(x), other=KEEP), value=0) / KEEP,
+    "where by keyword": lambda x: torch.where(torch.rand_like(x) < KEEP, input=x / KEEP, other=torch.zeros(())),
     "where": lambda x: torch.where(torch.rand_like(x) < KEEP, x / KEEP, torch.zeros_like(x)),
     "index": indexed,
     "rows": lambda x: x * (torch.rand(len(x), 1) < KEEP).to(x.dtype) / KEEP,

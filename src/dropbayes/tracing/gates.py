@@ -22,6 +22,9 @@ _THROUGH = {  # linear operations, and questions about no values
     "sum", "truediv", "dim", "get", "is_complex", "is_floating_point", "len", "numel", "size",
 }  # fmt: skip
 
+_BY_KEYWORD = {"eq", "ge", "gt", "le", "lt", "ne", "masked_fill", "where"}
+_OPERANDS = ("condition", "input", "mask", "other", "value")  # of these, in the order of their signatures
+
 
 class AtMeans(Interception):
     """The mode in which a network's own gates are numbers between 0 and 1; its source gives random numbers' means."""
@@ -38,6 +41,8 @@ class AtMeans(Interception):
     ) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "").strip("_")
+        if kwargs and name in _BY_KEYWORD:
+            args = (*args, *(kwargs.pop(operand) for operand in _OPERANDS if operand in kwargs))
         known = next((i for i, arg in enumerate(args) if id(arg) in self._gates or id(arg) in self._uniforms), None)
         result = None
         if known is not None and id(args[known]) in self._gates:
