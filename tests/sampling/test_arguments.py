@@ -16,6 +16,28 @@ def perceptron(p=0.3, outputs=2):
     return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(p), nn.Linear(16, outputs))
 
 
+# A dict that the network takes itself ---------------------------------------------------------------------------------
+
+
+def by_batch():
+    net = network(lambda self, batch: self.n(batch["x"]) + batch["shift"], n=perceptron(outputs=1))
+    return net, {"x": rows(8), "shift": torch.arange(8.0)[:, None]}
+
+
+def test_a_dict_none_of_whose_names_the_network_takes_is_its_argument():
+    net, batch = made(by_batch)
+    expected = db.draws(net, (batch,), n_draws=5)
+    assert torch.equal(db.draws(net, batch, n_draws=5), expected)
+    torch.testing.assert_close(db.function_draw(net, 2, n_draws=5)(batch), expected[2])
+    assert len(db.sites(net, batch)) == len(db.explain(net, batch).sites) == 1
+    y = torch.zeros(8, 1)
+    judged = db.evaluate(net, (batch,), y, likelihood=db.Gaussian(1.0))
+    assert db.evaluate(net, batch, y, likelihood=db.Gaussian(1.0)).log_likelihood == judged.log_likelihood
+    loader = DataLoader([{name: value[i] for name, value in batch.items()} for i in range(8)], batch_size=3)
+    for x in (batch, loader):
+        torch.testing.assert_close(db.predict(net, x, progress=False).mean, db.predict(net, (batch,)).mean)
+
+
 # Batches with targets -------------------------------------------------------------------------------------------------
 
 OPTIONAL = {

@@ -63,7 +63,7 @@ def doctor(net: nn.Module, x: PyTree, *, sampling: Sampling = Sampling()) -> Dia
         after eval(), in which frameworks predict, no site draws: the variance would be 0
         after train(), 1 would use the statistics of the batch and overwrite its own
     """
-    plain, inputs = checked_network(net), as_inputs(x, row_axis=sampling.row_axis)
+    plain, inputs = checked_network(net), as_inputs(x, net, row_axis=sampling.row_axis)
     sites: tuple[Site, ...] = ()
     notes: list[str] = []
     try:

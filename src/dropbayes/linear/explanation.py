@@ -147,7 +147,7 @@ def explain(
         >>> why.variance, why.by_unit[0], why.by_feature.round(decimals=3)
         (tensor([10.]), tensor([[9., 1.]]), tensor([[9., 1.]]))
     """
-    inputs = as_inputs(x, row_axis=sampling.row_axis)
+    inputs = as_inputs(x, net, row_axis=sampling.row_axis)
     sampling = replace(sampling, positions="per_position" if positions else sampling.positions)
     plan = linear_plan(net, inputs, Linear(), sampling)
     n_outputs = plan.only_size() if output is None else plan.sizes[0]

@@ -249,7 +249,7 @@ def check_linear(
     net: nn.Module, x: Any, *, n_draws: int = 30, seed: int = 0, sampling: Sampling = Sampling()
 ) -> LinearCheck:
     """By how much the linear method is off, judged by a few draws of the same rows."""
-    inputs = as_inputs(x, row_axis=sampling.row_axis)
+    inputs = as_inputs(x, net, row_axis=sampling.row_axis)
     return _compared(_unchecked_plan(net, inputs, Linear(), sampling), net, inputs, n_draws, seed, sampling)
 
 
@@ -276,7 +276,7 @@ def outputs_by(method: str | Linear, net: nn.Module, x: Any, *, n_draws: int, se
     """Draws of a network, or, by a method without draws, fixed points of each row's output in their place."""
     if method == "sampling":
         return draws(net, x, n_draws=n_draws, seed=seed)
-    inputs = as_inputs(x)
+    inputs = as_inputs(x, net)
     plan = one_pass_plan(net, inputs, method, sampling=Sampling(), tensor=lambda _: 0, only_moments=False)
     return torch.cat([block.outputs[0] for block in plan.run(inputs)], 1)
 
@@ -293,7 +293,7 @@ def covariance(net: nn.Module, x: Any, *, between_rows: bool = False, sampling: 
         >>> torch.allclose(covariance(net, torch.ones(1, 1))[0], (slope @ slope.T).double())  # variance p / (1 - p) = 1
         True
     """
-    inputs = as_inputs(x, row_axis=sampling.row_axis)
+    inputs = as_inputs(x, net, row_axis=sampling.row_axis)
     plan = linear_plan(net, inputs, Linear(), sampling)
     plan.only_size()
     blocks = [torch.cat(linear.slopes(), 2).double() for _, linear in plan.linearised(inputs)]

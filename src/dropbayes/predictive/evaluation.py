@@ -189,7 +189,7 @@ def _pairs(
             arguments, targets = batch
         if targets is None:
             raise TypeError("`y` must hold the outcomes unless `x` is a DataLoader of pairs; got None.")
-        yield as_inputs(arguments, row_axis=sampling.row_axis), targets
+        yield as_inputs(arguments, net, row_axis=sampling.row_axis), targets
 
 
 def _targets(y: PyTree, inputs: Inputs) -> Tensor:

@@ -121,7 +121,7 @@ def predict(
     only_moments = request.only_moments and len(nets) == 1
     for batch in batches(nets[0], x, progress=progress, title="predict"):
         arguments = network_arguments(nets[0], batch) if is_loader or isinstance(batch, Mapping) else batch
-        inputs = as_inputs(arguments, row_axis=sampling.row_axis)
+        inputs = as_inputs(arguments, nets[0], row_axis=sampling.row_axis)
         plans = [plan_by(method, one, inputs, request, only_moments=only_moments, **drawn) for one in nets]
         plan = plans[0]
         if automatic and isinstance(plan, Plan) and not plan.exact:

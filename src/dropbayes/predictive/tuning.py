@@ -208,7 +208,7 @@ class Parts:
     def __init__(
         self, net: nn.Module, held: HeldOut, settings: Mapping[str, str], sampling: Sampling, *, per_unit: bool = False
     ) -> None:
-        inputs = as_inputs(held.inputs, row_axis=sampling.row_axis)
+        inputs = as_inputs(held.inputs, net, row_axis=sampling.row_axis)
         plan = linear_plan(net, inputs, Linear(), sampling)
         n_outputs = plan.only_size()
         if per_unit and not isinstance(held.likelihood, Gaussian):

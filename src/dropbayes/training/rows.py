@@ -79,13 +79,13 @@ class TensorRows:
 class LoadedRows:
     """Rows that a DataLoader of pairs (input, target) reads, for data beyond memory."""
 
-    def __init__(self, loader: DataLoader[Any], name: str, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, loader: DataLoader[Any], net: nn.Module, name: str, device: torch.device) -> None:
         if isinstance(loader.dataset, IterableDataset):
             raise ValueError(
                 f"`{name}` must be a DataLoader of a dataset with a length, the N of the objective; got an iterable "
                 "dataset. Give the dataset __len__ and __getitem__."
             )
-        self.loader, self.name, self.device, self.dtype = loader, name, device, dtype
+        self.loader, self.net, self.name, self.device = loader, net, name, device
         self.n_rows, self.n_batches = len(loader.dataset), len(loader)  # type: ignore[arg-type]
         self.n_data = float(self.n_rows)
         if not self.n_batches:
@@ -101,7 +101,7 @@ class LoadedRows:
                         f"`{self.name}` must be a DataLoader of pairs (input, target); got {type(pair).__name__}"
                         f"{f' of {len(parts)}' if parts else ''}."
                     )
-                inputs, targets = _validate(parts[0], parts[1], self.name, self.dtype)
+                inputs, targets = _validate(self.net, parts[0], parts[1], self.name)
                 yield Batch(inputs.to(self.device), targets.to(self.device))
 
     epoch = pass_through
@@ -137,23 +137,23 @@ def training_rows(
     x: Any, y: Any, *, net: nn.Module, device: torch.device, batch_size: int, sample_weight: Any = None, name: str = "x"
 ) -> Rows:
     """The validated rows of `x` and `y` in the dtype of `net`, or of a DataLoader of pairs; `name` is that of `x`."""
-    dtype = next((p.dtype for p in net.parameters() if p.is_floating_point()), torch.float32)
     if isinstance(x, DataLoader):
         if y is not None or sample_weight is not None:
             raise TypeError(
                 f"`{name}` is a DataLoader, whose batches hold the targets: leave `y` and `sample_weight` out. "
                 "Repeat or weight rows with the loader's sampler."
             )
-        return LoadedRows(x, name, device, dtype)
+        return LoadedRows(x, net, name, device)
     if y is None:
         raise TypeError(f"`y` must hold the targets unless `{name}` is a DataLoader of pairs; got None.")
-    inputs, targets = _validate(x, y, name, dtype)
+    inputs, targets = _validate(net, x, y, name)
     weight = None if sample_weight is None else row_weights(sample_weight, len(targets), like=targets.cpu())
     return TensorRows(inputs, targets, weight, device, batch_size)
 
 
-def _validate(x: Any, y: Any, name: str, dtype: torch.dtype) -> tuple[Inputs, Tensor]:
-    inputs, targets = as_inputs(_as_tensors(x, name, dtype)), _as_tensors(y, "y", dtype)
+def _validate(net: nn.Module, x: Any, y: Any, name: str) -> tuple[Inputs, Tensor]:
+    dtype = next((p.dtype for p in net.parameters() if p.is_floating_point()), torch.float32)
+    inputs, targets = as_inputs(_as_tensors(x, name, dtype), net), _as_tensors(y, "y", dtype)
     shape = tuple(targets.shape) if isinstance(targets, Tensor) else type(targets).__name__
     if shape[:1] != (inputs.n_rows,):
         raise ValueError(f"`y` must have one entry per row of `{name}`; got shape {shape} for {inputs.n_rows} rows.")

@@ -42,7 +42,7 @@ def predict_across_ranks(
     if divide not in ("draws", "rows"):
         raise ValueError(f"`divide` must be 'draws' or 'rows'; got {divide!r}.")
     rank, n_ranks = _rank_and_size(group)
-    inputs = as_inputs(x, row_axis=sampling.row_axis)
+    inputs = as_inputs(x, net, row_axis=sampling.row_axis)
     if divide == "rows":
         start, stop = (inputs.n_rows * r // n_ranks for r in (rank, rank + 1))
         mine = None
