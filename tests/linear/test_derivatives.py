@@ -12,10 +12,9 @@ from torch.utils import checkpoint
 import dropbayes as db
 from dropbayes.linear import covariance, derivatives, variables
 from dropbayes.sampling.inputs import split
-from dropbayes.tracing import Interception
+from dropbayes.tracing import Given, Interception
 from tests.sampling.zoo import ZOO, build
 from tests.sampling.zoo.specimens import Module
-from tests.tracing.fixed_source import Given
 
 
 def perceptron():

@@ -27,17 +27,6 @@ class WholeSource(FixedSource):
         return torch.full(shape, 1 - drop_prob, dtype=like.dtype)
 
 
-class Given(FixedSource):
-    """Factors of the dropped tensors, one for each site in order, not scaled."""
-
-    def __init__(self, factors):
-        super().__init__()
-        self.factors = iter(factors)
-
-    def dropout(self, kind, x, drop_prob, shape, inplace):
-        return x * next(self.factors)
-
-
 def run_with_fixed_source(function, *args):
     source = FixedSource()
     with Interception(source):

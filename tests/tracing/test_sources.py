@@ -1,11 +1,11 @@
-"""Sources of randomness: none at all, and what all share."""
+"""Sources of randomness: none at all, masks that are given, and what both share."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dropbayes.tracing import NEUTRAL, Interception, Ones, neutral_uniform, scaled_product
+from dropbayes.tracing import NEUTRAL, Given, Interception, Ones, neutral_uniform, scaled_product
 from tests.tracing.fixed_source import FixedSource
 
 NETWORKS = {
@@ -36,7 +36,42 @@ def test_ones_keep_gates_open_and_noise_at_its_median():
         assert not (torch.rand(3) < 0.999).any()
 
 
-@pytest.mark.parametrize("source", [Ones(), FixedSource()])
+def test_given_factors_multiply_the_sites_in_order():
+    net = nn.Sequential(nn.Dropout(0.5), nn.Linear(2, 2), nn.Dropout(0.2))
+    x, factors = torch.tensor([[1.0, 2.0]]), [torch.tensor([3.0, 0.5]), torch.tensor([[0.0, 2.0]])]
+    with Interception(Given(factors)):
+        ours = net(x)
+    torch.testing.assert_close(ours, net[1](x * factors[0]) * factors[1])
+
+
+def test_given_factors_have_gradients():
+    factor = torch.ones(3, requires_grad=True)
+    with Interception(Given([factor])):
+        F.dropout(torch.arange(3.0), 0.5).sum().backward()
+    assert factor.grad.tolist() == [0, 1, 2]
+
+
+def test_given_factors_take_part_in_alpha_dropout():
+    factor = torch.tensor([1.0, 0.0, 1.0, 0.0])
+    with Interception(Given([factor / 0.6])):
+        ours = F.alpha_dropout(torch.arange(4.0), 0.4, True)
+    source = FixedSource()
+    source.keep = lambda kind, drop_prob, shape, like: factor
+    with Interception(source):
+        torch.testing.assert_close(ours, F.alpha_dropout(torch.arange(4.0), 0.4, True))
+
+
+def test_too_few_given_factors_are_an_error():
+    with pytest.raises(ValueError, match="there is none for a dropout"), Interception(Given([torch.ones(2)])):
+        F.dropout(F.dropout(torch.ones(2), 0.5), 0.5)
+
+
+def test_numbers_that_are_no_mask_cannot_be_given():
+    with pytest.raises(NotImplementedError, match="no multiplicative mask"), Interception(Given([torch.ones(2)])):
+        torch.rand(2)
+
+
+@pytest.mark.parametrize("source", [Ones(), Given([])])
 def test_dropout_is_off_unless_the_network_switched_it_on(source):
     x = torch.arange(3.0)
     with Interception(source):

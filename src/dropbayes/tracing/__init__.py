@@ -7,6 +7,7 @@ from dropbayes.tracing.recorder import Recorder, is_ours
 from dropbayes.tracing.sites import PositionAxis, RowLayout, Site, SiteNames, Sites
 from dropbayes.tracing.sources import (
     NEUTRAL,
+    Given,
     Neutral,
     Ones,
     Source,
@@ -20,6 +21,7 @@ from dropbayes.tracing.watch import Read, SharedWrite, Watch
 __all__ = [
     "NEUTRAL",
     "AtMeans",
+    "Given",
     "Interception",
     "Neutral",
     "Ones",

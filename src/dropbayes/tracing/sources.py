@@ -1,14 +1,14 @@
 """Where the randomness of a network comes from while it runs: the one place that knows a site's mask.
 
 A stochastic operation asks its *source* for the mask of the next site, in the order of execution. `Ones` gives the
-network without its masks; `sampling.source` makes those of a seed.
+network without its masks, `Given` masks that the caller holds; `sampling.keyed` makes those of a seed.
 """
 
 from __future__ import annotations
 
 import types
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -156,6 +156,32 @@ class Ones(Source):
     def bernoulli(self, probability: Tensor, drop_prob: float | None) -> Tensor:
         number = self.neutral.bernoulli
         return probability if number is None else torch.full_like(probability, number)
+
+
+class Given(Source):
+    """Multiplicative masks that the caller holds, one for each site: `factors` are multiplied in, not scaled.
+
+    Args:
+        factors: A tensor for each site in the order of execution, broadcastable to the tensor it multiplies.
+    """
+
+    def __init__(self, factors: Sequence[Tensor]) -> None:
+        self._factors: Iterator[Tensor] = iter(factors)
+
+    def keep(self, kind: str, drop_prob: float, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        return self._next(kind) * (1 - drop_prob)  # its caller divides by the keep probability
+
+    def dropout(self, kind: str, x: Tensor, drop_prob: float, shape: tuple[int, ...], inplace: bool) -> Tensor:
+        return x * self._next(kind)
+
+    def uniform(self, kind: str, drop_prob: float | None, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        raise NotImplementedError(f"`net` draws {kind} numbers, which are no multiplicative mask.")
+
+    def _next(self, kind: str) -> Tensor:
+        factor = next(self._factors, None)
+        if factor is None:
+            raise ValueError(f"`factors` must hold one mask for each site of the network; there is none for a {kind}.")
+        return factor
 
 
 def neutral_uniform(kind: str, shape: tuple[int, ...], device: torch.device, neutral: Neutral = NEUTRAL[-1]) -> Tensor:
