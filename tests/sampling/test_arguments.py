@@ -38,6 +38,13 @@ def test_a_dict_none_of_whose_names_the_network_takes_is_its_argument():
         torch.testing.assert_close(db.predict(net, x, progress=False).mean, db.predict(net, (batch,)).mean)
 
 
+@pytest.mark.parametrize(("n", "m"), [(10, 5), (5, 10), (3, 2), (2, 3)])
+def test_arguments_of_different_lengths_are_refused_as_the_network_does(n, m):
+    net = network(lambda self, a, b: self.n(a) + b, n=perceptron(outputs=1)).eval()
+    with pytest.raises(RuntimeError, match="must match the size"):
+        db.predict(net, (rows(n), torch.zeros(m, 1)))
+
+
 # Batches with targets -------------------------------------------------------------------------------------------------
 
 OPTIONAL = {

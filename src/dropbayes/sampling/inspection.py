@@ -359,11 +359,14 @@ def _evaluation_probe(prober: Prober) -> tuple[Inputs, Probe]:
         error = _failure(prober, failed, "some of them") if inputs.n_rows > rows.n_rows else failed.error
         if error is not failed.error:
             raise error from failed.error
+        refusal = failed.error
     single = inputs.block(0, 1)
     try:
         plain = prober(single.leaves, None)
     except ProbeFailed as failed:
         raise _failure(prober, failed, "a single one") from failed.error
+    if inputs.n_rows > 1 and any(tensor.shape[:1] != (1,) for tensor in plain.tensors):
+        raise refusal  # of the batch: the output of a row alone has no axis of rows
     copies = replace(inputs, leaves=tuple(inputs.rows([0, 0])), n_rows=2)
     try:  # the row that was made may be none that the network takes
         return copies, prober(copies.leaves, None)
