@@ -329,3 +329,9 @@ def test_gradients_reach_the_points_through_function_draws_and_their_absence_is_
 def test_one_draw_has_no_confidence_bound():
     with pytest.raises(ValueError, match="`draws` must hold at least 2 draws"):
         acquisition.upper_confidence_bound(torch.ones(1, 3))
+
+
+def test_probabilities_of_a_half_precision_softmax_are_ranked_as_those_of_single_precision():
+    draws = random_draws(20, 12, 4).float()
+    for half in (draws.bfloat16(), draws.half(), draws.half().numpy()):
+        assert set(acquisition.bald_queries(half, 3).tolist()) == set(acquisition.bald_queries(draws, 3).tolist())

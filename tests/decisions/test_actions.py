@@ -397,3 +397,27 @@ def test_a_cascade_refuses_answers_that_the_cheap_output_cannot_hold():
 
     with pytest.raises(ValueError, match=r"`costly` must .* kind; .* torch.float32 .* torch.int64"):
         decisions.cascade(torch.ones(3), cheap, costly=lambda x: 0.7 * x, threshold=0.0)
+
+
+def test_numbers_and_arrays_of_numpy_do_as_well_in_a_cascade_and_a_rule():
+    x = np.array([0.1, 5.0])
+    output, escalated = decisions.cascade(
+        x, lambda rows: (np.zeros(len(rows)), np.abs(rows)), costly=lambda rows: 10 * rows, threshold=np.float32(1)
+    )
+    assert output.tolist() == [0, 50] and escalated.tolist() == [False, True]
+    uncertainty = torch.linspace(0, 1, 500)
+    same = [
+        decisions.deferral_for_risk(uncertainty, 10.0 * (uncertainty > 0.8), target=target, largest_loss=10)
+        for target in (0.5, np.float32(0.5), torch.tensor(0.5))
+    ]
+    assert same[0] == same[1] == same[2] and 0.7 < same[0].threshold < 0.9
+
+
+def test_a_target_above_the_largest_loss_is_refused_by_its_share():
+    with pytest.raises(ValueError, match=r"`target / largest_loss` must lie strictly between 0 and 1.*got 2"):
+        decisions.deferral_for_risk([0.1, 0.2], [0, 1], target=20, largest_loss=10)
+
+
+def test_a_cheap_network_without_an_uncertainty_is_refused_also_for_two_rows():
+    with pytest.raises(ValueError, match="`cheap` must return an uncertainty"):
+        decisions.cascade(torch.zeros(2), lambda x: x, costly=lambda x: x, threshold=1.0)

@@ -8,12 +8,14 @@ chooses the rows to query, in active learning and in Bayesian optimisation.
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from dropbayes.runtime.arrays import to_tensor
 from dropbayes.runtime.validation import (
     Array,
     check_count,
@@ -126,14 +128,15 @@ def deferral_for_risk(
     losses = _held_out("loss", loss, n_rows=len(scores))
     check_positive("largest_loss", largest_loss)
     check_values("loss", losses, at_most=largest_loss)
-    check_probability("target", target / largest_loss if isinstance(target, (int, float)) else target)
+    check_positive("target", target)
+    check_probability("target / largest_loss", share := float(target) / float(largest_loss))
     check_probability("confidence", confidence)
     check_count("n_candidates", n_candidates)
     counts = row_counts(sample_weight, len(scores), like=scores)
     scores, losses = scores.repeat_interleave(counts), losses.repeat_interleave(counts)
-    share, unit = target / largest_loss, losses / largest_loss
     order = torch.randperm(len(scores), generator=random_generator(seed))
     pilot, rest = order[: len(scores) // 10], order[len(scores) // 10 :]
+    kept, unit = scores[rest], losses[rest] / largest_loss
     levels = torch.arange(1, n_candidates, dtype=torch.float64) / n_candidates
     thresholds = [*(scores[pilot].quantile(levels).tolist() if len(pilot) else []), math.inf]
     starts = (2.0, 4.0, math.inf)  # of the sequences of tests, in rows that just certify the target
@@ -143,7 +146,7 @@ def deferral_for_risk(
     for start in starts:
         first = math.ceil(min(1.0, start * fewest / max(1, len(rest))) * len(thresholds)) - 1
         for threshold in thresholds[max(0, first) :]:
-            if _p_value(unit[rest][scores[rest] <= threshold], share) > level:
+            if _p_value(unit[kept <= threshold], share) > level:
                 break
             certified = threshold if certified is None else max(certified, threshold)
     if certified is None:
@@ -265,17 +268,17 @@ def cascade(
         >>> cascade(torch.tensor([0.1, 5.0]), cheap, costly=lambda x: 10 * x, threshold=1.0)
         (tensor([ 0., 50.]), tensor([False,  True]))
     """
-    if not isinstance(threshold, (int, float)) or math.isnan(threshold):
+    if not isinstance(threshold, numbers.Real) or math.isnan(threshold):
         raise ValueError(f"`threshold` must be a number; got {threshold!r}.")
     output, uncertainty = cheap(x)
-    escalated = DeferralRule(threshold, "").defers(uncertainty)
-    if escalated.shape != output.shape[:1]:
+    output, escalated = to_tensor(output, name="cheap"), DeferralRule(float(threshold), "").defers(uncertainty)
+    if escalated.dim() != 1 or escalated.shape != output.shape[:1]:
         raise ValueError(
             f"`cheap` must return an uncertainty [row] beside its output; got {tuple(escalated.shape)} beside "
             f"{tuple(output.shape)}."
         )
     if escalated.any():
-        answers = costly(x[escalated])
+        answers = to_tensor(costly(x[escalated]), name="costly")
         if answers.shape != output[escalated].shape or not torch.can_cast(answers.dtype, output.dtype):
             raise ValueError(
                 f"`costly` must return outputs of the cheap one's shape and kind; got {tuple(answers.shape)} of "

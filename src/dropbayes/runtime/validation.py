@@ -207,16 +207,16 @@ def class_probabilities(name: str, array: Array, *, axes: str = "[row, class]") 
     """The array, of these axes, as a floating tensor of probabilities: at least 0, summing to 1 over the last axis."""
     # Probabilities may be off by rounding: of a half-precision softmax over many classes, or to three printed digits.
     halves = torch.float16, torch.bfloat16, np.dtype("float16")
-    tolerance = 1e-2 if getattr(array, "dtype", None) in halves else 1e-3
+    is_half = getattr(array, "dtype", None) in halves
     tensor = finite_tensor(name, array, axes=axes)
-    totals = tensor.detach().sum(-1)
+    totals, tolerance = tensor.detach().sum(-1), 1e-2 if is_half else 1e-3
     if not (bool((tensor >= 0).all()) and bool(((totals - 1).abs() <= tolerance).all())):
         raise ValueError(
             f"`{name}` must be probabilities: at least 0 and summing to 1 over the class axis; got values from "
             f"{tensor.min().item():.3g} to {tensor.max().item():.3g} and sums from {totals.min().item():.3g} to "
             f"{totals.max().item():.3g}. Apply softmax to logits first."
         )
-    return tensor
+    return tensor / totals.unsqueeze(-1) if is_half else tensor
 
 
 def class_labels(labels: Array, *, n_rows: int, n_classes: int, device: torch.device | None = None) -> Tensor:
