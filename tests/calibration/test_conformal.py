@@ -267,6 +267,8 @@ def test_too_few_rows_give_everything_and_wrong_folds_are_refused():
     assert (lower == -math.inf).all() and (upper == math.inf).all()
     with pytest.raises(ValueError, match="`folds` must lie between 0 and 2"):
         cross_conformal_interval(torch.zeros(3, 2), residuals=torch.ones(5), folds=[0, 1, 2, 3, 0], level=0.5)
+    with pytest.raises(ValueError, match=r"`folds` must lie between 0 and 2, .* be whole"):
+        cross_conformal_interval(torch.zeros(3, 2), residuals=torch.ones(3), folds=[0, 0.5, 2], level=0.5)
     with pytest.raises(ValueError, match="`residuals` must be at least 0"):
         cross_conformal_interval(torch.zeros(3, 2), residuals=-torch.ones(3), level=0.5)
 

@@ -257,13 +257,13 @@ def cross_conformal_interval(
     outputs = finite_tensor("predictions", predictions, axes="[fold, new row]")
     spread = row_values("residuals", residuals).to(outputs)
     check_values("residuals", spread)
-    fold = torch.arange(len(spread)) if folds is None else row_values("folds", folds, n_rows=len(spread)).long()
-    if int(fold.min()) < 0 or int(fold.max()) >= len(outputs):
+    fold = torch.arange(len(spread)) if folds is None else row_values("folds", folds, n_rows=len(spread))
+    if fold.min() < 0 or fold.max() >= len(outputs) or bool((fold != fold.long()).any()):
         raise ValueError(
-            f"`folds` must lie between 0 and {len(outputs) - 1}, the rows of `predictions`; got {int(fold.min())} to "
-            f"{int(fold.max())}."
+            f"`folds` must lie between 0 and {len(outputs) - 1}, the rows of `predictions`, and be whole; got "
+            f"{fold.min():g} to {fold.max():g}."
         )
-    left_out, n_rows = outputs[fold.to(outputs.device)], len(spread)  # [row, new row]
+    left_out, n_rows = outputs[fold.long().to(outputs.device)], len(spread)  # [row, new row]
     upper_rank = math.ceil((n_rows + 1) * level - 1e-9)
     if upper_rank > n_rows:
         infinite = torch.full_like(outputs[0], math.inf)
