@@ -135,3 +135,16 @@ def test_a_band_of_two_columns_is_refused_and_not_drawn_wrong():
 def test_a_rejection_diagram_without_errors_is_refused():
     with pytest.raises(ValueError, match="`curve` must have a positive total loss"):
         plots.rejection_diagram(scores.risk_coverage(torch.arange(3.0), torch.zeros(3)))
+
+
+def test_values_that_no_picture_can_show_are_refused_by_name(ax):
+    uncertainty = torch.linspace(0.1, 1, 50)
+    reference = calibration.uncertainty_reference(uncertainty)
+    calls = {
+        "training_uncertainty": lambda: plots.uncertainty_histogram([0.1, np.nan], reference=reference, ax=ax),
+        "new": lambda: plots.uncertainty_histogram(uncertainty, reference=reference, new=[np.inf], ax=ax),
+    }
+    for name, call in calls.items():
+        with pytest.raises(ValueError, match=f"^`{name}` must"):
+            call()
+    assert not ax.lines and not ax.collections and not ax.patches

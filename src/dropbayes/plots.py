@@ -172,9 +172,9 @@ def uncertainty_histogram(
     [GG16, section Model Calibration]; the `reference` is that of `calibration.uncertainty_reference`.
     """
     ax = _axes(ax)
-    training = _values(training_uncertainty)
+    training = _values(finite_tensor("training_uncertainty", training_uncertainty))
+    points = training[:0] if new is None else _values(finite_tensor("new", new))
     ax.hist(training, bins="auto", density=True, color="0.85", edgecolor="0.55", lw=0.6, label="training points")
-    points = _values(new) if new is not None else training[:0]
     end = 1.05 * max(training.max(), *points.tolist(), 0.0)
     grid = torch.linspace(end / 2000, end, 1000, dtype=torch.float64)
     ax.plot(grid, reference.density(grid), color="black", lw=1.5, label=f"fitted {reference.family}")
