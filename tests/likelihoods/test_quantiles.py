@@ -87,3 +87,14 @@ def test_outputs_of_another_width_and_targets_of_another_shape_are_refused():
         Quantiles(LEVELS).mean(torch.zeros(2, 3))
     with pytest.raises(ValueError, match="without its axis of levels"):
         Quantiles(LEVELS).log_density(torch.zeros(2, 4), torch.zeros(2, 1))
+
+
+def test_levels_are_numbers_whatever_holds_them():
+    for levels in (LEVELS, list(LEVELS), np.array(LEVELS), torch.tensor(LEVELS, dtype=DTYPE)):
+        assert Quantiles(levels) == Quantiles(LEVELS) and hash(Quantiles(levels)) == hash(Quantiles(LEVELS))
+        assert repr(Quantiles(levels)) == f"Quantiles(levels={LEVELS})"
+    for wrong in (0.5, torch.tensor([0.5])):
+        with pytest.raises(ValueError, match="`levels` must hold at least two rising numbers"):
+            Quantiles(wrong)
+    with pytest.raises(TypeError, match="`levels` must be a tensor or an array of numbers"):
+        Quantiles("median")

@@ -140,3 +140,11 @@ def test_few_rows_of_a_calibrated_network_are_not_called_miscalibrated():
     advised = sum("calibrate them" in " ".join(verdict.advice) for verdict in verdicts)
     assert advised <= 1  # the noise is as stated: a gap of coverage is the scatter of 25 rows
     assert "on 1 row," in str(check(trained(), *numbers(1), likelihood=db.Gaussian(precision=10.0)))
+
+
+def test_a_network_that_gives_nan_is_refused_with_the_reason():
+    net = nn.Sequential(nn.Linear(2, 4), nn.Dropout(0.5), nn.Linear(4, 1))
+    nn.init.constant_(net[2].bias, math.nan)
+    for judge in (db.check, db.tune_dropout):
+        with pytest.raises(ValueError, match="`net` gave NaN or infinite outputs"):
+            judge(net, torch.zeros(8, 2), torch.zeros(8, 1))

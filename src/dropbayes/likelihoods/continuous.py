@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dropbayes.likelihoods.observation import Likelihood, checked_targets, sum_events
+from dropbayes.runtime.arrays import to_tensor
 from dropbayes.runtime.validation import check_positive
 
 
@@ -153,7 +154,7 @@ class Quantiles(Likelihood):
     levels: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        levels = tuple(self.levels)
+        levels = tuple(to_tensor(self.levels, name="levels").flatten().tolist())
         rising = all(a < b for a, b in zip((0.0, *levels), (*levels, 1.0), strict=True))
         if len(levels) < 2 or not rising:
             raise ValueError(

@@ -19,7 +19,7 @@ from torch.utils._pytree import PyTree
 from dropbayes.calibration import ReliabilityCurve
 from dropbayes.likelihoods import Categorical, ClassLikelihood, Gaussian, Likelihood
 from dropbayes.linear import Linear
-from dropbayes.predictive.moments import batches, plan_by
+from dropbayes.predictive.moments import NOT_FINITE, batches, plan_by
 from dropbayes.predictive.scoring import ClassOutcomes, RegressionOutcomes, core_scores, reliability_curve
 from dropbayes.predictive.statistics import Observations, Request, Rows, RowStatistics, by_head, joined_rows
 from dropbayes.runtime.arrays import Array
@@ -291,6 +291,8 @@ def checked_targets(y: Array, output: Tensor, likelihood: Likelihood | None) -> 
 
     By default that is Categorical for integers, if there are more numbers in the output.
     """
+    if bool(output.isnan().any()):
+        raise ValueError(NOT_FINITE)
     targets = outcomes(y).to(output.device)
     if targets.shape[:1] != output.shape[:1]:
         raise ValueError(f"`y` must have one outcome for each of the {len(output)} rows; got {tuple(targets.shape)}.")

@@ -181,7 +181,7 @@ def check_outputs(prediction: Prediction) -> None:
     magnitudes = torch.stack(norms).tolist()
     # One NaN or infinity among the draws makes their mean so, too.
     if not all(map(math.isfinite, magnitudes)) and not all(bool(mean.isfinite().all()) for mean in means):
-        raise ValueError(_NOT_FINITE)
+        raise ValueError(NOT_FINITE)
     if prediction.n_draws != 1 and not any(magnitudes[len(means) :]):
         warnings.warn(
             "every draw of the network gave the same output: its dropout does not reach the output for these rows, so "
@@ -191,7 +191,7 @@ def check_outputs(prediction: Prediction) -> None:
         )
 
 
-_NOT_FINITE = "`net` gave NaN or infinite outputs. Check the input rows and the weights for NaN, or predict in float32."
+NOT_FINITE = "`net` gave NaN or infinite outputs. Check the input rows and the weights for NaN, or predict in float32."
 
 
 # Adaptive number of draws ------------------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ def _snapshot(statistics: Iterable[RowStatistics], replicates: list[Moments], n_
     for one, means in zip(statistics, replicates, strict=True):
         summary = one.results()
         if not summary["mean"].isfinite().all():  # more draws would not help
-            raise ValueError(_NOT_FINITE)
+            raise ValueError(NOT_FINITE)
         means.finish()
         error = (means.variance / (means.count - 1)).sqrt()  # of the mean of independent replicate means
         deviation = (summary["epistemic"] + summary["aleatoric"]).double().sqrt()
