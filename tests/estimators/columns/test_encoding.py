@@ -45,3 +45,12 @@ def test_dates_of_another_format_are_refused_with_their_row():
     assert inputs[0].tolist() == inputs[1].tolist()  # the median stands in for what is missing
     with pytest.raises(ValueError, match="row 1, column 'd': must be a date written as 2020-12-31"):
         encode(schema, pa.table({"d": ["2021-03-04", "4.3.2021"]}), at=at)
+
+
+@pytest.mark.parametrize("wrong", [[7, 0], [0.5, 1.0], ["7", "no"]])
+def test_a_number_other_than_0_and_1_in_a_column_of_booleans_is_refused(wrong):
+    schema = Schema((Column("flag", "boolean", fill=1.0),), "", "regression", {})
+    with pytest.raises(ValueError, match=r"column 'flag': must be true or false, as in training; got"):
+        encode(schema, pa.table({"flag": wrong}), at=str)
+    for known in ([True, False, None], [1, 0, None], [1.0, 0.0, float("nan")], ["Yes", "no", ""]):
+        assert encode(schema, pa.table({"flag": known}), at=str).x.ravel().tolist() == [1, 0, 1]

@@ -111,16 +111,19 @@ def numbers(
 def booleans(values: pa.Array | pa.ChunkedArray, name: str, at: Place, missing: Collection[str]) -> Numbers:
     """The booleans of a column as 1 and 0, NaN where there is none."""
     values = plain(values)
-    if not is_text(values):
-        return numbers(values, name, at=at, missing=missing)
-    lowered = pc.utf8_lower(strip_missing(values, missing))
-    codes = pc.index_in(lowered, value_set=pa.array(list(BOOLEANS), pa.string()))
-    wrong = pc.and_(lowered.is_valid(), pc.invert(codes.is_valid()))
-    if pc.any(wrong).as_py():
-        row = pc.index(wrong, True).as_py()
+    if is_text(values):
+        lowered = pc.utf8_lower(strip_missing(values, missing))
+        codes = pc.index_in(lowered, value_set=pa.array(list(BOOLEANS), pa.string()))
+        known = pc.fill_null(codes, len(BOOLEANS)).to_numpy(zero_copy_only=False)
+        truth = np.where(lowered.is_valid(), np.array([*BOOLEANS.values(), np.inf])[known], np.nan)
+    else:
+        truth = numbers(values, name, at=at, missing=missing)
+    wrong = ~np.isnan(truth) & ~np.isin(truth, (0, 1))
+    if wrong.any():
+        row = int(wrong.argmax())
         got = quote(values[row].as_py())
         raise ValueError(f"{at(row)}, column {quote(name)}: must be true or false, as in training; got {got}.")
-    return np.array([*BOOLEANS.values(), np.nan])[pc.fill_null(codes, len(BOOLEANS)).to_numpy(zero_copy_only=False)]
+    return truth
 
 
 def texts(values: pa.Array | pa.ChunkedArray, missing: Collection[str]) -> pa.Array:
