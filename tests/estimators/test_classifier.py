@@ -3,6 +3,7 @@
 import pickle
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.datasets import load_iris
 
@@ -111,3 +112,10 @@ def test_labels_of_several_kinds_are_refused():
     x = np.arange(20.0)[:, None]
     with pytest.raises(ValueError, match="labels of one kind; got texts and others"):
         DropoutClassifier().fit(x, np.array(["a", 1] * 10, dtype=object))
+
+
+@pytest.mark.parametrize("kind", ["object", "string"])
+def test_a_label_that_is_missing_in_a_pandas_column_is_refused(kind):
+    x, _ = toy(20)
+    with pytest.raises(ValueError, match="contains NaN"):
+        DropoutClassifier(**QUICK).fit(x, pd.Series(["low", "high"] * 9 + ["low", pd.NA], dtype=kind))

@@ -232,10 +232,37 @@ def test_a_score_below_that_of_the_target_alone_is_said():
     source = np.random.default_rng(0)
     x, noise = source.normal(size=(60, 8)), source.normal(size=60)
     settings = QUICK | {"hidden": (100,), "drop_prob": 0.0, "n_steps": 300}
-    with pytest.warns(UserWarning, match="is below that of the target's own mean and deviation alone"):
+    with pytest.warns(UserWarning, match="is below that of the target's own mean and deviation alone") as warned:
         model = DropoutRegressor(**settings, random_state=0).fit(x, noise)
+    assert warned[0].filename == __file__  # the line that called `fit`
     assert model.baseline_score_ == pytest.approx(norm(noise.mean(), noise.std()).logpdf(noise).mean(), abs=1e-6)
     with pytest.warns(UserWarning, match="is below that of the class shares alone"):
         classifier = DropoutClassifier(**settings, random_state=0).fit(x, noise > 0.5)
     shares = (np.bincount(noise > 0.5) + 1) / 62
     assert classifier.baseline_score_ == pytest.approx(np.log(shares[(noise > 0.5).astype(int)]).mean())
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_a_fit_that_is_interrupted_leaves_the_estimator_as_it_was(monkeypatch, error):
+    x, y = toy(40)
+    model = DropoutClassifier(**QUICK, random_state=0).fit(x, np.where(y > y.mean(), "high", "low"))
+    before, probabilities = dict(vars(model)), model.predict_proba(x)
+
+    def interrupted(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(learning, "train_in_jobs", interrupted)
+    with pytest.raises(error):
+        model.fit(pd.DataFrame({"a": x[:, 0], "b": ["u", "v"] * 20}), np.where(y > y.mean(), "no", "yes"))
+    assert vars(model).keys() == before.keys() and all(vars(model)[name] is before[name] for name in before)
+    np.testing.assert_array_equal(model.predict_proba(x), probabilities)
+    new = DropoutRegressor(**PLAIN)
+    with pytest.raises(error):
+        new.fit(x, y)
+    assert vars(new) == vars(DropoutRegressor(**PLAIN))
+
+
+def test_a_dict_of_columns_is_refused_with_a_remedy():
+    x, y = toy(20)
+    with pytest.raises(TypeError, match=r"`X` must be an array or a data frame; got a dict. Pass pandas.DataFrame"):
+        DropoutRegressor(**PLAIN).fit({"a": x[:, 0]}, y)

@@ -62,17 +62,18 @@ class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
         self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None, times: Any = None
     ) -> DropoutClassifier:
         """Searches, trains and fits the temperature; see `DropoutRegressor.fit`."""
-        warm = self._is_warm()
-        x, labels, weight = self._training_data(X, y, sample_weight, reset=not warm)
-        classes, codes = np.unique(labels, return_inverse=True)
-        codes = self._codes(labels, len(x)) if warm else codes
-        n_present = len(np.unique(codes[weight > 0]))
-        if n_present < 2:
-            raise ValueError(f"`y` must have at least 2 classes; got {n_present} class.")
-        if not warm:
-            self.classes_, self.temperature_, self.forest_, self.boosted_ = classes, 1.0, None, None
-            self.class_shares_ = _class_shares(codes, weight, len(classes))
-        self._learn(x, codes.astype(np.int64), weight, groups, times)
+        with self._all_or_nothing():
+            warm = self._is_warm()
+            x, labels, weight = self._training_data(X, y, sample_weight, reset=not warm)
+            classes, codes = np.unique(labels, return_inverse=True)
+            codes = self._codes(labels, len(x)) if warm else codes
+            n_present = len(np.unique(codes[weight > 0]))
+            if n_present < 2:
+                raise ValueError(f"`y` must have at least 2 classes; got {n_present} class.")
+            if not warm:
+                self.classes_, self.temperature_, self.forest_, self.boosted_ = classes, 1.0, None, None
+                self.class_shares_ = _class_shares(codes, weight, len(classes))
+            self._learn(x, codes.astype(np.int64), weight, groups, times)
         if not warm:
             self._warn_below_baseline("the class shares")
         return self

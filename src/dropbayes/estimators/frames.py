@@ -56,10 +56,7 @@ def frame_inputs(schema: Schema, frame: Any, *, learn_missing: bool) -> Numbers:
     """
     from dropbayes.estimators.columns.encoding import encode
 
-    try:
-        encoded = encode(schema, as_table(frame), at=_location, allow_new=learn_missing)
-    except ValueError as error:  # the remedy of an estimator is another than that of a model
-        raise ValueError(str(error).replace("`allow_new`", '`missing="learn"`')) from None
+    encoded = encode(schema, as_table(frame), at=_location, allow_new=learn_missing, flag='missing="learn"')
     if encoded.missing and not learn_missing:
         name, count = next(iter(encoded.missing.items()))
         raise ValueError(
@@ -153,4 +150,6 @@ def as_array(values: Any) -> Any:
     """A torch tensor as a numpy array, masked numbers as NaN; other values as they are, for scikit-learn."""
     if isinstance(values, np.ma.MaskedArray) and values.dtype.kind in "biuf":
         return np.ma.filled(values.astype(np.float64), np.nan)
+    if _package(values) == "pandas" and str(getattr(values, "dtype", "")) in ("object", "string"):
+        return values.astype(object).where(values.notna(), np.nan)  # pandas.NA is neither true nor false
     return values.detach().cpu().numpy() if isinstance(values, Tensor) else values

@@ -2,8 +2,10 @@ r"""The common base of the estimators: the search over what is left to the effor
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from abc import abstractmethod
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -59,6 +61,16 @@ class DropoutEstimator(Parameters, Ensemble):
             "progress": progress or (None if self.verbose else False),
         }
 
+    @contextlib.contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """After a failure or an interruption the estimator is as it was, never half of two fits."""
+        before = dict(self.__dict__)
+        try:
+            yield
+        except BaseException:
+            self.__dict__ = before
+            raise
+
     def _is_warm(self) -> bool:
         return bool(self.warm_start) and hasattr(self, "population_")
 
@@ -105,7 +117,7 @@ class DropoutEstimator(Parameters, Ensemble):
                 f"The held-out log-likelihood, {self.held_out_score_:.4g}, is below that of {baseline} alone, "
                 f"{self.baseline_score_:.4g}: these inputs, or this training, do not help to predict the target.",
                 UserWarning,
-                stacklevel=3,
+                stacklevel=4,  # `fit`, and what keeps it on the CPU
             )
 
     def _progress(self, n_rows: int) -> ProgressBar:
@@ -296,6 +308,8 @@ class DropoutEstimator(Parameters, Ensemble):
         """
         check_choice("missing", self.missing, ("auto", "error", "learn"))
         checks |= {"dtype": np.float64, "ensure_all_finite": True if self.missing == "error" else "allow-nan"}
+        if isinstance(X, Mapping) and not hasattr(X, "shape"):  # a sparse array of SciPy is a dict, too
+            raise TypeError("`X` must be an array or a data frame; got a dict. Pass pandas.DataFrame(X).")
         check_names(X)
         if reset:
             self.frame_columns_ = frame_schema(X) if is_mixed_frame(X) else None

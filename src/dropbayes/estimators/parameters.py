@@ -59,10 +59,12 @@ class Parameters(BaseEstimator):
         for name in ("drop_prob", "weight_decay"):
             value = getattr(self, name)
             tried = value if isinstance(value, list) else [value]
-            by_layer = [one if isinstance(one, tuple) and name == "drop_prob" else (one,) for one in tried]
-            numeric = tried and all(isinstance(p, numbers.Real) for one in by_layer for p in one)
+            given = [p for one in tried for p in (one if isinstance(one, tuple) and name == "drop_prob" else (one,))]
+            numeric = given and all(isinstance(p, numbers.Real) and 0 <= float(p) < np.inf for p in given)
             if not numeric and not (isinstance(value, str) and value == "search"):
-                raise ValueError(f"`{name}` must be 'search', a number, or a list of numbers to try; got {value!r}.")
+                raise ValueError(f"`{name}` must be 'search', a number >= 0, or a list of such to try; got {value!r}.")
+        if self.n_jobs is not None and not (isinstance(self.n_jobs, numbers.Integral) and self.n_jobs):
+            raise ValueError(f"`n_jobs` must be None or a whole number but 0, -1 for all cores; got {self.n_jobs!r}.")
         listed = isinstance(self.hidden, (tuple, list, np.ndarray))
         if not (all(isinstance(n, numbers.Integral) for n in self.hidden) if listed else self.hidden == "auto"):
             raise ValueError(f"`hidden` must be 'auto' or a tuple of widths such as (50, 50); got {self.hidden!r}.")

@@ -121,20 +121,21 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
             times: The time of each row, of any sortable type: the search then trains on the past and holds out what
                 follows (forward chaining), as in forecasting.
         """
-        warm = self._is_warm()
-        x, y, weight = self._training_data(X, y, sample_weight, reset=not warm)
-        fits = []
-        for transform in [self.transform_] if warm else candidate_transforms(self.target_transform, y):
-            if not warm:
-                self.noise_ = self.extrapolation_ = self.bounds_ = self.atoms_ = self.forest_ = None
-                self.__dict__.pop("population_", None)  # of another scale
-            self.transform_ = transform
-            self._learn(x, self._transform(y), weight, groups, times)
-            fits.append(dict(self.__dict__))
-        if len(fits) > 1:
-            # As trees must, a transform must gain a hundredth.
-            gains = [fit["held_out_score_"] - 0.01 * (fit["transform_"].name != "none") for fit in fits]
-            self.__dict__.update(fits[int(np.argmax(gains))])
+        with self._all_or_nothing():
+            warm = self._is_warm()
+            x, y, weight = self._training_data(X, y, sample_weight, reset=not warm)
+            fits = []
+            for transform in [self.transform_] if warm else candidate_transforms(self.target_transform, y):
+                if not warm:
+                    self.noise_ = self.extrapolation_ = self.bounds_ = self.atoms_ = self.forest_ = None
+                    self.__dict__.pop("population_", None)  # of another scale
+                self.transform_ = transform
+                self._learn(x, self._transform(y), weight, groups, times)
+                fits.append(dict(self.__dict__))
+            if len(fits) > 1:
+                # As trees must, a transform must gain a hundredth.
+                gains = [fit["held_out_score_"] - 0.01 * (fit["transform_"].name != "none") for fit in fits]
+                self.__dict__.update(fits[int(np.argmax(gains))])
         if not warm:
             self._warn_below_baseline("the target's own mean and deviation")
         return self

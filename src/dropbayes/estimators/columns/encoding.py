@@ -38,7 +38,7 @@ class Encoded:
         return ["; ".join(row) for row in names]
 
 
-def encode(schema: Schema, table: pa.Table, *, at: Place, allow_new: bool = False) -> Encoded:
+def encode(schema: Schema, table: pa.Table, *, at: Place, allow_new: bool = False, flag: str = "allow_new") -> Encoded:
     """The inputs of a model for the rows of a table; an error if it lacks a column.
 
     Args:
@@ -46,18 +46,19 @@ def encode(schema: Schema, table: pa.Table, *, at: Place, allow_new: bool = Fals
         table: Rows with at least its columns.
         at: The location of a row of this table; -1 for the table itself.
         allow_new: Whether a category that training did not know is encoded as all zeros instead of refused.
+        flag: What a user sets to allow it, for the message.
     """
     check_columns(schema, table.column_names, at(-1))
     x = np.zeros((table.num_rows, len(schema.inputs)))
     missing: dict[str, int] = {}
     new: dict[str, int] = {}
     outside: dict[str, Mask] = {}
-    start = 0
+    start, refusal = 0, "" if allow_new else f"correct it, or encode new ones as all zeros with `{flag}`."
     for column in schema.columns:
         width = len(column.inputs)
         inputs = x[:, start : start + width]
         if column.kind == "category":
-            absent, beyond = _fill_categories(inputs, column, table[column.name], at, schema.missing, allow_new)
+            absent, beyond = _fill_categories(inputs, column, table[column.name], at, schema.missing, refusal)
             if beyond.any():
                 new[column.name] = int(beyond.sum())
         else:
@@ -103,18 +104,18 @@ def column_values(column: Column, cells_of_column: pa.ChunkedArray, at: Place, m
 
 
 def _fill_categories(
-    inputs: Numbers, column: Column, values: pa.ChunkedArray, at: Place, missing: Collection[str], allow_new: bool
+    inputs: Numbers, column: Column, values: pa.ChunkedArray, at: Place, missing: Collection[str], refusal: str
 ) -> tuple[Mask, Mask]:
     """Sets the inputs of a category; returns which rows lack one, and which have a new one."""
     texts = cells.texts(values, missing)
     codes = pc.index_in(texts, value_set=pa.array(column.categories, pa.string()))
     present, known = (array.is_valid().to_numpy(zero_copy_only=False) for array in (texts, codes))
     unknown = present & ~known
-    if unknown.any() and not allow_new:
+    if refusal and unknown.any():
         row = int(unknown.argmax())
         raise ValueError(
             f"{at(row)}, column {quote(column.name)}: {quote(texts[row].as_py())} was not seen in training "
-            f"({list_names(column.categories, most=5)}); correct it, or encode new ones as all zeros with `allow_new`."
+            f"({list_names(column.categories, most=5)}); {refusal}"
         )
     inputs[known, codes.drop_null().to_numpy(zero_copy_only=False)] = 1.0
     return ~present, unknown
