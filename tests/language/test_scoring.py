@@ -91,3 +91,10 @@ def test_results_are_tables():
     assert table["text"].tolist() == result.texts and "knowledge" in str(result)
     texts = db.language.generate(model, "w5 w6", n_draws=3, per_draw=True, tokenizer=reader, **OPTIONS)
     assert texts.to_pandas()["draw"].tolist() == [0, 1, 2] and "3 draws of 1 texts" in texts._repr_html_()
+
+
+def test_a_prompt_padded_on_the_right_is_refused_since_its_padding_would_predict_the_answer():
+    given = prompts()
+    given["attention_mask"] = given["attention_mask"].flip(1)
+    with pytest.raises(ValueError, match="`prompt` must be padded on the left"):
+        db.language.score(lively("gpt2"), given, torch.ones(2, 2, dtype=torch.long), n_draws=2)

@@ -162,6 +162,8 @@ def _whole_text(work: Texts, given: dict[str, Tensor], answer: Tensor, mask: Ten
         raise ValueError(f"a text is scored by `input_ids` and `attention_mask` alone; got {sorted(others)} as well.")
     accepted = inspect.signature(generating_module(work.model).forward).parameters
     prompt_mask = given.get("attention_mask", torch.ones_like(given["input_ids"]))
+    if bool((prompt_mask[:, -1] == 0).any()):
+        raise ValueError('`prompt` must be padded on the left: its answer follows. Tokenize with padding_side="left".')
     whole_mask = torch.cat([prompt_mask, mask.to(prompt_mask.dtype)], 1)
     arguments: dict[str, Any] = {"input_ids": torch.cat([given["input_ids"], answer], 1), "use_cache": False}
     if "attention_mask" in accepted:
