@@ -52,7 +52,7 @@ nitpick_ignore_regex = [
         r"|app\.tables\.training\.(TrainingRows|Reading)"
         r"|language\.uncertainty\.Text|app\.models\.model\.Frame|population\.heads\.Head|processes\.networks\.Step"
         r"|app\.serving\.served\.ServedModel|training\.rows\.(Tensor|Loaded)Rows|estimators\.columns\.(notation\.Notation|inference\.Problem)"
-        r"|linear\.(passes\.LinearPlan|perceptrons\.MomentsPlan))",
+        r"|linear\.(passes\.LinearPlan|perceptrons\.MomentsPlan|control\.ControlledPlan))",
     ),
     # Aliases of types, type variables, and the halves of subscripted types.
     (

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 _Result = TypeVar("_Result")
-_Value = TypeVar("_Value")
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
@@ -53,7 +52,7 @@ def end_with_parent() -> None:
 
 
 @contextlib.contextmanager
-def changed_setting(change: Callable[[_Value], object], value: _Value, before: _Value) -> Iterator[None]:
+def changed_setting(change: Callable[[Any], object], value: object, before: object) -> Iterator[None]:
     """Another value of a setting within the context; one that it has already is not set, which would clear caches."""
     if value == before:
         yield
