@@ -63,8 +63,8 @@ def predict(
     Args:
         net: Any trained network with dropout, in any mode; neither its weights nor its flags are changed. A list of
             networks is an ensemble: the prediction is over `n_draws` draws of each.
-        x: Its input: a tensor or array, a tuple of positional or a dict of named arguments, or a DataLoader of such
-            batches, with or without targets.
+        x: Its input: a tensor or array, a tuple of positional or a dict of named arguments (or the dict that it
+            takes itself), or a DataLoader of such batches, with or without targets.
         method: "sampling"; "linear" for one forward and one backward pass per output, without draws; "moments" for a
             perceptron's mean and covariance, layer by layer; "controlled" for draws whose moments are corrected by the
             linear part. `Linear` has the options of the linear method.
