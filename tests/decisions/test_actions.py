@@ -223,7 +223,11 @@ def test_cascade_on_digits_reaches_the_large_network_at_under_half_its_cost(digi
     held_out, new = slice(600, 1200), slice(1200, None)
     probabilities, uncertainty = cheap(x[held_out])
     losses = [(p.argmax(-1) != y[held_out]).double() for p in (probabilities, costly(x[held_out]))]
-    point = decisions.cascade_frontier(uncertainty, *losses, **costs).cheapest_within(0.0025)
+    frontier = decisions.cascade_frontier(uncertainty, *losses, **costs)
+    for tolerance in (-1.0, float("nan")):
+        with pytest.raises(ValueError, match="`tolerance` must be zero or more"):
+            frontier.cheapest_within(tolerance)
+    point = frontier.cheapest_within(0.0025)
 
     output, escalated = decisions.cascade(x[new], cheap, costly=costly, threshold=point.threshold)
     accuracy = {
