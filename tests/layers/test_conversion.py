@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 import dropbayes
 from dropbayes.layers import BernoulliNoise, Conv2d, Prior, keep_probs, keep_probs_by_order, kl_coefficients
 from dropbayes.layers.conversion import add_dropout
+from dropbayes.sampling import sites
 
 
 @pytest.fixture(autouse=True)
@@ -397,3 +398,15 @@ def test_converted_hugging_face_models_can_be_drawn_from():
         assert (logits.std(0) > 0).all()
         draw = dropbayes.function_draw(bayesian, index=2, n_draws=4, seed=0)
         torch.testing.assert_close(draw(batch).logits, logits[2])
+
+
+@pytest.mark.parametrize("inner", ["before", "after"])
+def test_dropout_at_the_edge_of_an_inner_sequence_is_not_given_twice(inner):
+    first, last = [nn.Linear(3, 8), nn.ReLU()], [nn.Linear(8, 1)]
+    layers = (
+        [nn.Sequential(*first, nn.Dropout(0.2)), *last]
+        if inner == "before"
+        else [*first, nn.Dropout(0.2), nn.Sequential(*last)]
+    )
+    found = sites(add_dropout(nn.Sequential(*layers), 0.1), torch.zeros(2, 3))
+    assert [site.drop_prob for site in found] == pytest.approx([0.1, 0.2])

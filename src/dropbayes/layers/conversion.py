@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from copy import deepcopy
 from typing import Any
 
@@ -109,6 +109,12 @@ def _warn(names: list[str], what: str) -> None:
         warnings.warn(f"{listed}{', ...' if len(names) > 3 else ''} {what}", stacklevel=4)
 
 
+def _steps(sequence: nn.Sequential) -> Iterator[tuple[str, nn.Module]]:
+    """The modules of a sequence in the order of execution, those of inner sequences among them."""
+    for name, module in sequence.named_children():
+        yield from _steps(module) if isinstance(module, nn.Sequential) else [(name, module)]
+
+
 def _already_dropped(net: nn.Module, x: PyTree, layers: list[tuple[str, nn.Module]]) -> set[nn.Module]:
     """The weight layers whose input is dropped already: traced with an input, else known only in `nn.Sequential`."""
     if x is not None:
@@ -127,7 +133,7 @@ def _already_dropped(net: nn.Module, x: PyTree, layers: list[tuple[str, nn.Modul
     followers, unplaced = set[nn.Module](), list[str]()
     for path, parent in net.named_modules():
         in_order, dropped = isinstance(parent, nn.Sequential), False
-        for name, module in parent.named_children():
+        for name, module in _steps(parent) if in_order else parent.named_children():
             if is_dropout(module):
                 dropped = True
                 if not in_order and not path.endswith(".lora_dropout"):  # which is before its adapter
