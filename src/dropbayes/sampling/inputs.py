@@ -203,7 +203,7 @@ def as_inputs(x: PyTree, net: nn.Module | None = None, *, row_axis: RowAxis = 0)
     if isinstance(x, Tensor):
         arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((x,), {})
     elif isinstance(x, Mapping):
-        arguments = ((dict(x),), {}) if net is not None and _is_argument(net, x) else ((), dict(x))
+        arguments = ((dict(x),), {}) if net is not None and _is_argument(_parameters_of(net), x) else ((), dict(x))
     elif isinstance(x, (tuple, list)):
         arguments = (tuple(x), {})
     elif row_axis is None:  # an object that the network takes whole
@@ -300,13 +300,13 @@ _ONE_ARGUMENT = pytree.tree_flatten(((torch.empty(0),), {}))[1]
 def network_arguments(net: nn.Module, batch: PyTree) -> PyTree:
     """The arguments in a batch without its targets: `labels`, and what the forward pass does not accept."""
     if isinstance(batch, Mapping):
-        if _is_argument(net, batch):
-            return batch
         accepted = _parameters_of(net)
-        named = accepted is None or any(p.kind is p.VAR_KEYWORD for p in accepted)
-        names = set() if accepted is None else {p.name for p in accepted}
-        targets = {"label", "labels", "y", "target", "targets"} - names if not named else set()
-        return {k: v for k, v in batch.items() if k not in {"labels"} | targets}
+        if _is_argument(accepted, batch):
+            return batch
+        targets = {"labels"}
+        if accepted is not None and not any(p.kind is p.VAR_KEYWORD for p in accepted):
+            targets |= {"label", "y", "target", "targets"} - {p.name for p in accepted}
+        return {name: value for name, value in batch.items() if name not in targets}
     if isinstance(batch, (tuple, list)) and len(batch) > 1:
         accepted = _parameters_of(net)
         if accepted is not None and not any(p.kind is p.VAR_POSITIONAL for p in accepted):
@@ -318,10 +318,9 @@ def network_arguments(net: nn.Module, batch: PyTree) -> PyTree:
     return batch
 
 
-def _is_argument(net: nn.Module, batch: Mapping[str, Any]) -> bool:
+def _is_argument(accepted: list[inspect.Parameter] | None, batch: Mapping[str, Any]) -> bool:
     """Whether a network takes a mapping as its argument: it knows none of its names."""
-    accepted = _parameters_of(net) or []
-    return bool(accepted) and not any(p.kind is p.VAR_KEYWORD or p.name in batch for p in accepted)
+    return bool(accepted) and not any(p.kind is p.VAR_KEYWORD or p.name in batch for p in accepted or ())
 
 
 def _parameters_of(net: nn.Module) -> list[inspect.Parameter] | None:

@@ -83,7 +83,7 @@ def _recurrent(mode: RandomMode, func: Operation, *args: Any) -> PyTree:
 def _cell(mode: RandomMode, func: Operation, input: Tensor, hx: PyTree, *weights: Tensor | None) -> PyTree:
     """A recurrent cell; where rows are mapped over, for which torch has no rule, a layer on sequences of one step."""
     states = [hx] if isinstance(hx, Tensor) else list(hx)
-    if not getattr(mode.source, "rows_mapped", False) or not any(map(is_batched, (input, *states))):
+    if not mode.source.rows_mapped or not any(map(is_batched, (input, *states))):
         return func(input, hx, *weights)
     given = [weight for weight in weights if weight is not None]
     first = [state.unsqueeze(0) for state in states]

@@ -1,7 +1,7 @@
 """Where the randomness of a network comes from while it runs: the one place that knows a site's mask.
 
 A stochastic operation asks its *source* for the mask of the next site, in the order of execution. `Ones` gives the
-network without its masks, `Given` masks that the caller holds; `sampling.keyed` makes those of a seed.
+network without its masks, `Given` masks that the caller holds; `sampling.source` makes those of a seed.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ class Source(ABC):
 
     freezes_statistics = False
     """Whether normalisation uses its running statistics, whatever its training flag says."""
+    rows_mapped = False
+    """Whether the rows are mapped over by `torch.func.vmap`."""
 
     @abstractmethod
     def keep(self, kind: str, drop_prob: float, shape: tuple[int, ...], like: Tensor) -> Tensor | None:
