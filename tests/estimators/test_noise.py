@@ -97,6 +97,21 @@ def test_the_fit_recovers_the_scale_and_uses_inputs_only_when_they_matter():
     assert ((scores - truth).abs() < 0.06).all()
 
 
+@pytest.mark.parametrize("n_steps", [50, 300])
+def test_draws_that_equal_their_outcomes_leave_the_noise_of_grades(n_steps):
+    latent = torch.randn(300, generator=torch.Generator().manual_seed(0))
+
+    def grades(seed):
+        noise = torch.randn(300, generator=torch.Generator().manual_seed(seed))
+        return (latent + 0.5 * noise).round().clamp(-2, 2)
+
+    x, y, draws = latent[:, None], grades(1)[None], torch.stack([grades(2 + i) for i in range(24)])[None]
+    noise, _ = fit_noise(draws, x, y, weight=torch.ones(300), n_steps=n_steps)
+    assert noise.log_scale(noise_features(x, draws)).exp().median() > 0.05
+    distinct = y + 0.01 * torch.arange(300)  # without ties, nothing is moved
+    assert torch.equal(noise_model._without_ties(distinct[0], None), distinct[0])
+
+
 def test_weights_decide_which_rows_the_scale_describes():
     source = torch.Generator().manual_seed(3)
     draws, x = torch.zeros(1, 4, 400), torch.zeros(400, 1)
