@@ -32,13 +32,8 @@ class Answer(NamedTuple):
 
 def answers(measured, fit, features=()):
     """The answers of the summary, as the page words them."""
-    if measured.has_classes:
-        advice = summary.probability_advice(measured, fit)
-    else:
-        advice = summary.interval_advice(measured, fit, features)
-    deferral = summary.deferral(measured)
-    template, known = environment.get_template("summary.html"), {"fit": fit, "advice": advice, "deferral": deferral}
-    page = template.render(known, m=measured, target="t")
+    known = {"advice": summary.advice(measured, fit, features), "deferral": summary.deferral(measured)}
+    page = environment.get_template("summary.html").render(known, m=measured, fit=fit, target="t")
     pattern = r'<article class="answer (\w+)">.*?<p class="number">(.*?)</p>\s*<p>(.*?)</p>'
     return [Answer(*found) for found in re.findall(pattern, page.replace("\N{NO-BREAK SPACE}", " "), re.DOTALL)]
 

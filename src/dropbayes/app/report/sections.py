@@ -36,13 +36,8 @@ def page_context(inputs: ReportInputs) -> dict[str, object]:
     late = next((name for name in dates if name in outside), "")
     in_series = inputs.band_feature is not None and bool((np.diff(x[:, inputs.band_feature]) >= 0).all())
     measured = measure(model, x, y, in_series=in_series)
-    beside = comparison.baselines(measured, x, training)
-    if measured.has_classes:
-        fit = summary.Fit(beside=beside, time=late)
-        advice = summary.probability_advice(measured, fit)
-    else:
-        fit = summary.Fit(model.noise, model.transform_.name, beside, late)
-        advice = summary.interval_advice(measured, fit, features)
+    learned = {} if measured.has_classes else {"noise": model.noise, "transform": model.transform_.name}
+    fit = summary.Fit(beside=comparison.baselines(measured, x, training), time=late, **learned)
     ranked = importances(model, x, y, features)
     is_dropped = len(x) >= MIN_ROWS and bool((model.population_.drop_prob > 0).any())
     return {
@@ -51,7 +46,7 @@ def page_context(inputs: ReportInputs) -> dict[str, object]:
         "n_training": training and len(training[0]),
         "m": measured,
         "fit": fit,
-        "advice": advice,
+        "advice": summary.advice(measured, fit, features),
         "class_rows": _class_rows(measured) if measured.has_classes else None,
         "deferral": summary.deferral(measured),
         "baseline_rows": comparison.baseline_rows(fit.beside),

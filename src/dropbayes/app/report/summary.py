@@ -12,7 +12,7 @@ import scipy.stats
 
 from dropbayes.app.report.comparison import Baseline
 from dropbayes.app.report.features import Feature
-from dropbayes.app.report.measurements import Classification, Measured, Regression, risk_after_deferring
+from dropbayes.app.report.measurements import Measured, risk_after_deferring
 from dropbayes.predictive.agreement import uneven_width
 from dropbayes.runtime.arrays import Numbers
 
@@ -37,40 +37,29 @@ class Advice(NamedTuple):
 
     fault: str = ""  # none if it is empty
     feature: str = ""  # with which the noise varies
-    skewed: bool = False  # whether the target has a tail of large values
+    skewed: bool = False  # whether the target has a tail of large values, and was learned in its own scale
 
 
-def first_fault(measured: Measured, fit: Fit) -> str:
-    """What comes before a fault of the certainty: too few rows, or a fault of the predictions."""
-    if measured.agreement.kind == "few":
-        return "few"
-    if fit.better:
-        return "better"
-    if measured.useless:
-        return "useless"
-    return "late" if fit.time and measured.agreement.kind != "calibrated" else ""
-
-
-def interval_advice(measured: Regression, fit: Fit, features: Sequence[Feature] = ()) -> Advice:
-    """The first fault of a regression, in the order in which they must be corrected."""
-    agreement, side = measured.agreement, measured.side
-    skewed = bool(measured.y.min() >= 0 and measured.spread > 0 and scipy.stats.skew(measured.y) > 1)
-    if fault := first_fault(measured, fit):
+def advice(measured: Measured, fit: Fit, features: Sequence[Feature] = ()) -> Advice:
+    """The first fault in the order of correction: of the rows, of the predictions, then of the certainty."""
+    kind, skewed = measured.agreement.kind, False
+    if not measured.has_classes and fit.transform == "none":
+        skewed = bool(measured.y.min() >= 0 and measured.spread > 0 and scipy.stats.skew(measured.y) > 1)
+    late = fit.time and kind != "calibrated"
+    faults = {"few": kind == "few", "better": fit.better, "useless": measured.useless, "late": late}
+    if fault := next((fault for fault, is_found in faults.items() if is_found), ""):
         return Advice(fault, skewed=skewed)
+    if measured.has_classes:
+        return Advice("" if kind == "calibrated" else "temperature")
     numbers = {"the prediction": measured.mean} | {one.name: one.values for one in features if one.is_number}
     if feature := uneven_width(measured.pit, numbers):
         learned = "constant noise" if fit.noise == "constant" else "noise"
-        return Advice("skew" if skewed and fit.transform == "none" else learned, feature, skewed)
-    if agreement.kind == "calibrated":
+        return Advice("skew" if skewed else learned, feature, skewed)
+    if kind == "calibrated":
         return Advice()
-    if side and not side.startswith("slightly"):
+    if measured.side and not measured.side.startswith("slightly"):
         return Advice("bias")
-    return Advice("shape" if agreement.kind == "uneven" else "scale")
-
-
-def probability_advice(measured: Classification, fit: Fit) -> Advice:
-    calibrated = measured.agreement.kind == "calibrated"
-    return Advice(first_fault(measured, fit) or ("" if calibrated else "temperature"))
+    return Advice("shape" if kind == "uneven" else "scale")
 
 
 class Deferral(NamedTuple):
