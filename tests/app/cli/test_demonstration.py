@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import sys
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -21,8 +20,8 @@ QUICK = {"n_steps": 40, "n_networks": 2, "n_folds": 2}
 
 def ran(folder, width=80):
     written = io.StringIO()
-    with mock.patch.object(demonstration, "console", lambda: Console(file=written, width=width)):
-        demonstration.demo(out=str(folder))
+    folder.mkdir(parents=True, exist_ok=True)
+    demonstration.run(folder, Console(file=written, width=width))
     return folder / "report.html", written.getvalue()
 
 

@@ -19,12 +19,9 @@ import typer
 from typer.core import TyperGroup
 
 from dropbayes.app.cli import options
-from dropbayes.app.cli.demonstration import demo
-from dropbayes.app.cli.explaining import explain
-from dropbayes.app.cli.fitting import fit
-from dropbayes.app.cli.judging import calibrate, evaluate, report
+from dropbayes.app.cli.fitting import demo, fit
 from dropbayes.app.cli.messages import complain, note
-from dropbayes.app.cli.predicting import predict
+from dropbayes.app.cli.predicting import calibrate, evaluate, explain, predict, report
 from dropbayes.app.cli.serving import page, serve
 from dropbayes.runtime import __version__
 

@@ -1,26 +1,28 @@
-"""`dropbayes demo`: fit a bundled series, predict past the data, print a table, write the report."""
+"""The demonstration: fit a bundled series, predict past the data, print a table, write the report."""
 
 from __future__ import annotations
 
 import math
 import pathlib
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
-import typer
+import numpy as np
+import pyarrow as pa
+from rich.console import Console
+from rich.table import Table
 
-from dropbayes.app.cli import options
-from dropbayes.app.cli.fitting import versions
-from dropbayes.app.cli.messages import console, escaped, print_result, table
+from dropbayes.app.cli.explaining import versions
+from dropbayes.app.cli.messages import escaped, table
+from dropbayes.app.models.model import Model
+from dropbayes.app.report import report
+from dropbayes.app.report.measurements import measure
+from dropbayes.app.tables import write_tables
+from dropbayes.runtime import files
+from dropbayes.runtime.arrays import Numbers
+from dropbayes.runtime.devices import cpu_threads
 from dropbayes.runtime.formatting import percent
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from dropbayes.app.models.model import Model
-    from dropbayes.runtime.arrays import Numbers
 
 # Of eight pairs (drop probabilities 0.01, 0.02, 0.03 and 0.05, weight decays 1e-5 and 1e-4) this one had the best
 # log-likelihood in a rehearsal of the same proportions on the training years alone: trained until the middle of 1974,
@@ -46,24 +48,11 @@ class Case:
 
     def rows(self, part: str) -> tuple[Numbers, Numbers]:
         """The features `[row, feature]` and the truths of the rows of one part."""
-        import numpy as np
-
         return np.column_stack(list(self.columns.values()))[self.parts == part], self.truth[self.parts == part]
 
 
-def demo(
-    out: Annotated[str, typer.Option(help="The folder for results.", metavar="FOLDER")] = "out",
-    as_json: options.Json = False,
-) -> None:
-    """Fit, predict and report on CO2 (or diabetes) in a minute."""
-    from rich.console import Console
-
-    from dropbayes.runtime import files
-
-    begun = time.perf_counter()
-    folder = pathlib.Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
-    terminal = Console(stderr=True) if as_json else console()
+def run(folder: pathlib.Path, terminal: Console) -> None:
+    """Fits a model to a bundled series or table, and writes it, its predictions and the report into the folder."""
     try:
         case = carbon_dioxide()
     except ModuleNotFoundError:
@@ -72,12 +61,6 @@ def demo(
             "place. (pip install statsmodels for the series.)"
         )
         case = diabetes()
-    with terminal.status("Loading torch ..."):
-        import pyarrow as pa
-
-        from dropbayes.app.models.model import Model
-        from dropbayes.app.tables import write_tables
-        from dropbayes.runtime.devices import cpu_threads
     every, n_rows = case.columns | {case.target: case.truth}, int((case.parts == "trained on").sum())
     with terminal.status(f"Fitting {SETTINGS['n_networks']} dropout networks to {n_rows} rows ..."), cpu_threads(1):
         known = {name: values[:n_rows] for name, values in every.items()}
@@ -96,13 +79,10 @@ def demo(
     for label, name in (("Model", "model"), ("Predictions", f"{case.name}.csv"), ("Report", "report.html")):
         style = "bold" if label == "Report" else "dim"
         terminal.print(f"[{style}]{label:<11}  {escaped(folder / name)}[/{style}]", highlight=False, soft_wrap=True)
-    terminal.print(f"[dim]{time.perf_counter() - begun:.0f} s in all[/dim]", highlight=False)
-    print_result({"report": str(folder / "report.html")}, [], as_json=as_json)
 
 
 def carbon_dioxide() -> Case:
     """Monthly CO2 at Mauna Loa: fitted until 1985, scored until 2001, predicted until 2007."""
-    import numpy as np
     from statsmodels.datasets import co2
 
     series = co2.load_pandas().data["co2"].resample("MS").mean().dropna()
@@ -132,7 +112,6 @@ def carbon_dioxide() -> Case:
 
 def diabetes() -> Case:
     """scikit-learn's diabetes table in its own units, every third patient held out."""
-    import numpy as np
     from sklearn.datasets import load_diabetes
 
     data: Any = load_diabetes(scaled=False)
@@ -171,8 +150,6 @@ def _table(case: Case, predictions: Mapping[str, Any]) -> Table:
 
 def _result(model: Model, case: Case) -> str:
     """What the picture shows: the error on the rows held out, and how many of them the intervals hold."""
-    from dropbayes.app.report.measurements import measure
-
     x, truth = case.rows("held out")
     measured = measure(model.ensemble, x, truth, in_series=case.along is not None)
     rmse, half, most = (measured.scores[name].value for name in ("rmse", "coverage_50", "coverage_95"))
@@ -183,8 +160,6 @@ def _result(model: Model, case: Case) -> str:
 
 
 def _page(model: Model, case: Case) -> str:
-    from dropbayes.app.report import report
-
     (x, truth), trained_on, (unknown, _) = (case.rows(part) for part in ("held out", "trained on", "unknown"))
     names, columns = list(case.columns), dict(zip(case.columns, x.T.tolist(), strict=True))
     ahead = f"; {len(unknown)} more predicted whose truth is not on record" if len(unknown) else ""

@@ -1,82 +1,330 @@
-r"""`dropbayes explain`: a model described, from its columns to its sites, and why it is unsure of rows."""
+r"""What is said of a table before a fit, of the model after it, and of why a model predicts what it does.
+
+The commands, whose options are read without any of this, import it when they are called.
+"""
 
 from __future__ import annotations
 
+import importlib.metadata
+import itertools
 import math
+import shlex
+import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
-import typer
+import numpy as np
+import pyarrow as pa
+import torch
+from rich.console import RenderableType
+from torch import Tensor
 
-from dropbayes import app
-from dropbayes.app.cli import options
-from dropbayes.app.cli.messages import bold, escaped, print_result, table
-from dropbayes.runtime.formatting import plain_number
+from dropbayes.app.cli.messages import bold, escaped, note, table
+from dropbayes.app.cli.rows import filled_value
+from dropbayes.app.models.fields import check_finite
+from dropbayes.app.models.model import Model
+from dropbayes.app.models.predictor import Predictor, location
+from dropbayes.app.models.storage import calibration_text, range_text
+from dropbayes.app.tables.training import TrainingRows
+from dropbayes.estimators.columns import Column
+from dropbayes.estimators.columns.dates import date_inputs
+from dropbayes.estimators.columns.encoding import column_values
+from dropbayes.estimators.columns.notation import PLAIN
+from dropbayes.linear import shapley
+from dropbayes.population import network
+from dropbayes.runtime import __version__
+from dropbayes.runtime.arrays import NumpyArray
+from dropbayes.runtime.formatting import count, plain_number
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from torch import Tensor
-
-    from dropbayes.app.cli.rows import Rows
-    from dropbayes.runtime.arrays import NumpyArray
+# --- a table, before a fit -----------------------------------------------------------------------------------------
 
 
-def explain(
-    model: options.ModelFolder,
-    data: Annotated[str | None, typer.Argument(metavar="[DATA]", help="A CSV or Parquet file of rows.")] = None,
-    rows: Annotated[int, typer.Option(help="How many rows to explain: those it is least sure of.", min=1)] = 5,
-    background: Annotated[
-        str | None, options.file(help="Rows to compare with, such as those of training; by default their mean alone.")
-    ] = None,
-    allow_new: options.AllowNew = False,
-    delimiter: options.Delimiter = None,
-    encoding: options.Encoding = None,
-    as_json: options.Json = False,
-) -> None:
-    """Describe a model, or say why it predicts what it does.
+def column_lines(rows: TrainingRows) -> Iterator[RenderableType]:
+    schema = rows.schema
+    reason = "a numeric target"
+    if schema.task == "classification":
+        classes = sorted({str(label) for label in rows.y})
+        reason = f"{len(classes)} classes: {_abbreviated_list(classes)}"
+    elif schema.target_notation != PLAIN:
+        reason = f"a numeric target, written as {schema.target_notation.example}"
+    yield f"{bold(schema.task)} of {bold(schema.target)} ({escaped(reason)})"
+    sizes = [count(len(rows.x), "row"), count(len(schema.columns), "column"), count(len(schema.inputs), "input")]
+    dropped = f"; {count(rows.n_dropped, 'row')} without a target dropped" if rows.n_dropped else ""
+    yield f"{', '.join(sizes)}{dropped}\n"
+    lines = [
+        [c.name, c.kind, str(len(c.inputs)), f"{rows.missing[c.name]:,}" if rows.missing.get(c.name) else "", _read(c)]
+        for c in schema.columns
+    ]
+    lines += [[name, "left out", "0", "", reason] for name, reason in schema.left_out.items()]
+    shown: list[list[str]] = []
+    for _, run in itertools.groupby(lines, key=lambda line: line[1:]):
+        alike = list(run)
+        if len(alike) > 20:  # neighbouring columns that are read alike stand in one line
+            name = f"{alike[0][0]} to {alike[-1][0]}, {len(alike):,} columns"
+            alike = [[name, alike[0][1], f"{sum(int(line[2]) for line in alike):,}", *alike[0][3:]]]
+        shown += alike
+    yield table("", ["column", "kind", "inputs", "missing", "how it is read"], shown[:60], numbers=(2, 3))
+    if len(shown) > 60:
+        yield f"… and {len(shown) - 60:,} more lines; `dropbayes explain` lists every column"
+    yield ""
 
-    Without rows: the columns with their ranges, the sizes of the networks, drop probabilities, precision and
-    length-scales.
 
-    With rows: for each column what it adds to the prediction, and its share of the epistemic variance (for classes, of
-    the mutual information), against typical rows.
+def _read(column: Column) -> str:
+    """How a column is read, in words."""
+    if column.kind == "category":
+        texts = f"one input for each of {len(column.categories)}: {_abbreviated_list(list(column.categories))}"
+        return texts + ("; one for missing" if column.flagged else "")
+    how = "" if column.notation == PLAIN else f"numbers written as {column.notation.example}"
+    if column.kind == "date":
+        how = f"dates as {', '.join(column.parts)}"
+    if not column.flagged:
+        return how or "as it is"
+    median = "" if column.kind == "boolean" else "the median "
+    return f"{how}{'; ' if how else ''}missing taken as {median}{filled_value(column)}, and flagged"
+
+
+def _abbreviated_list(texts: list[str]) -> str:
+    return ", ".join(texts[:4]) + (", …" if len(texts) > 4 else "")
+
+
+def note_target(rows: TrainingRows, task: str | None) -> None:
+    """Notes on a target that is probably not what it seems, or too rare to learn."""
+    name = rows.schema.target
+    distinct, counts = np.unique(rows.y, return_counts=True)
+    if rows.schema.task == "classification":
+        if task is None and distinct.tolist() == ["0", "1"]:
+            note(f"{name!r} holds 0 and 1, which are classes; to predict a number use --task regression.")
+        rare = [str(label) for label, n in zip(distinct, counts, strict=True) if n < 5]
+        if rare:
+            note(f"fewer than 5 rows of {_abbreviated_list(rare)}: their probabilities cannot be learned well.")
+    elif len(distinct) <= 10 and np.all(distinct == np.round(distinct)):
+        note(f"{name!r} has only {len(distinct)} whole values; if they are classes use --task classification.")
+
+
+# --- the fit, after it ----------------------------------------------------------------------------------------------
+
+
+def result_lines(model: Model, found: dict[str, Any]) -> Iterator[str]:
+    estimator, population = model.ensemble, model.ensemble.population_
+    each = [f"{drop_prob:.4g}" for drop_prob in population.drop_prob[0].tolist()]
+    n_tried = len(estimator.search_scores_)
+    tried = f" (the best of {n_tried} on held-out rows)" if n_tried > 1 else ""
+    drop = each[0] if len(set(each)) == 1 else ", ".join(each)
+    yield f"drop probability {drop}; weight decay {population.members[0].weight_decay:g}{tried}"
+    yield f"{count(len(population), 'network')}, {count(int(estimator.n_draws), 'draw')} of each per prediction"
+    if found.get("noise") == "constant":
+        precision = estimator.precision_
+        yield f"noise: standard deviation {plain_number(precision**-0.5)} (precision τ = {plain_number(precision)})"
+    if found.get("target_transform", "none") != "none":
+        yield f"learned: {estimator.transform_.unit}"
+    if found["held_out_log_likelihood"] is not None:
+        of = "target's own distribution" if model.schema.task == "regression" else "class shares"
+        baseline = f"{plain_number(estimator.baseline_score_)} of the {of} alone"
+        yield f"held-out log-likelihood {plain_number(found['held_out_log_likelihood'])} nats per row ({baseline})"
+    yield f"\nwritten to {bold(found['model'])} after {found['seconds']:.1f} s of training"
+
+
+def note_settings(model: Model) -> None:
+    """Notes on settings of the fit that a user would change."""
+    if not bool((model.ensemble.population_.drop_prob > 0).any()):
+        note("nothing is dropped, so that draws differ only between networks; the epistemic variance is too small.")
+    for name, value in model.ensemble.search_edges_.items():
+        is_drop = name == "drop_prob"
+        factor, words = (2, "drop probability") if is_drop else (10, name.replace("_", " "))
+        beyond = ",".join(f"{v:g}" for v in (value / factor, value, value * factor) if v < 1 or not is_drop)
+        option = name.replace("_", "-")
+        note(f"the best {words}, {value:g}, is at the edge of those tried; --{option} {beyond} tries beyond it.")
+
+
+def note_order(model: Model, rows: TrainingRows, cells: pa.Table) -> None:
+    """Notes on rows that resemble their neighbours, of which folds of single rows say too much good."""
+    from sklearn.base import clone
+
+    for column in rows.schema.columns:
+        if column.kind not in ("number", "date") or len(rows.x) < 50:
+            continue
+        values = column_values(column, cells[column.name], str, rows.schema.missing)[rows.kept]
+        steps = np.diff(values)
+        n_distinct, n_runs = len(np.unique(values)), 1 + int((steps != 0).sum())
+        in_order = bool((steps >= 0).all() or (steps <= 0).all())
+        counts_time = column.kind == "date" or column.name.casefold() in ("year", "time", "t", "trend")
+        if in_order and n_distinct > 2 and (counts_time or np.allclose(steps, steps[0], rtol=0.1, atol=0.0)):
+            # Networks with the settings of the fit, scored on random folds and on those that follow what was learned.
+            population = model.ensemble.population_
+            settings = {
+                "hidden": tuple(model.ensemble.hidden_),
+                "drop_prob": tuple(population.drop_prob[0].tolist()),
+                "weight_decay": float(population.members[0].weight_decay),
+                "n_networks": 1,
+                "verbose": False,
+            }
+            probes = [clone(model.estimator).set_params(**settings) for _ in range(2)]
+            with warnings.catch_warnings(action="ignore"):  # what they warn of is not true of the model
+                for probe, times in zip(probes, (None, np.unique(values, return_inverse=True)[1]), strict=True):
+                    probe.fit(rows.x, rows.y, sample_weight=rows.weight, times=times)
+            at_random, forward = (float(max(probe.search_scores_)) for probe in probes)
+            if forward < at_random - 0.1:
+                scores = plain_number(at_random), plain_number(forward)
+                note(
+                    f"the rows are in order of {column.name!r}: held out at random they score {scores[0]} nats per "
+                    f"row, held out after those learned from {scores[1]}; to predict rows that come later, fit with "
+                    f"--time {shlex.quote(column.name)}."
+                )
+            return
+        if column.kind == "number" and n_distinct == n_runs and 10 <= n_distinct <= len(values) / 2:
+            each = plain_number(len(values) / n_distinct, digits=2)
+            note(
+                f"{column.name!r} repeats in runs: {n_distinct:,} values of about {each} rows; if rows of one value "
+                f"belong together, fit with --group {shlex.quote(column.name)} to hold them out together."
+            )
+            return
+
+
+# --- a model -------------------------------------------------------------------------------------------------------
+
+
+def facts(model: Model) -> dict[str, Any]:
+    r"""The numbers that define a model.
+
+    The weight decay λ stands beside half the mean squared error of standardised targets (for classes, beside the mean
+    negative log-likelihood: τ = 1). With N rows and the precision τ in standardised units, the prior length-scale it
+    amounts to is $l = \sqrt{2 N \lambda \tau / p}$, the inverse of [GG16, eq:weightdecay_tau_relation].
     """
-    fitted = app.load(model)
-    if data is None:
-        about = facts(fitted)
-        print_result({"model": str(fitted.path), **about}, _lines(fitted, about), as_json=as_json)
-        return
-    from dropbayes.app.cli.rows import joined_rows, windows
-    from dropbayes.app.tables import open_table
+    estimator, population, schema = model.ensemble, model.ensemble.population_, model.schema
+    best = max(map(float, estimator.search_scores_), default=math.nan)
+    about = {
+        "task": schema.task,
+        "target": schema.target,
+        "n_data": int(model.origin["n_rows"]),
+        "n_networks": len(population),
+        "n_draws": int(estimator.n_draws) * len(population),
+        "hidden": list(estimator.hidden_),
+        "activation": population.activation,
+        "n_weights": sum(parameter[0].numel() for parameter in (*population.weights, *population.biases)),
+        "layers": _layers(model),
+        "columns": [
+            {"name": c.name, "kind": c.kind, "inputs": list(c.inputs), "training_rows": range_text(c)}
+            for c in schema.columns
+        ],
+        "left_out": schema.left_out,
+        "held_out_log_likelihood": best if math.isfinite(best) else None,
+        "origin": model.origin,
+    }
+    if schema.task == "classification":
+        return about | {"classes": [str(label) for label in estimator.classes_]}
+    precision = None if estimator.noise == "heteroscedastic" else float(population.precision[0, 0])
+    return about | {"noise": estimator.noise, "target_transform": estimator.transform_.name, "precision": precision}
 
-    def read(table: str, title: str) -> Rows:
-        with open_table(table, delimiter=delimiter, encoding=encoding) as source:
-            return joined_rows(windows(fitted, source, allow_new=allow_new, title=title))
 
-    typical = None if background is None else read(background, "background").encoded.x
-    given = read(data, "read")
-    found = reasons(fitted, given.encoded.x, typical, n_rows=rows)
-    for one in found:
-        one["place"] = given.place(one["row"])
-        for name, part in one["columns"].items():
-            part["value"] = str(given.table[name][one["row"]].as_py())
-    result = {"model": str(fitted.path), "target": fitted.schema.target, "rows": found}
-    print_result(result, _reason_lines(fitted, found), as_json=as_json)
+def _layers(model: Model) -> list[dict[str, Any]]:
+    """The weight layers of the first network, each with the site before it; no site where nothing is dropped."""
+    population, n_data = model.ensemble.population_, int(model.origin["n_rows"])
+    has_precision = model.schema.task == "regression" and model.ensemble.noise != "heteroscedastic"
+    precision = float(population.precision[0, 0] * population.y_scale[0, 0] ** 2) if has_precision else 1.0
+    decay = float(population.members[0].weight_decay)
+    modules: list[Any] = list(network(population, 0).named_children())  # dropout, linear, activation, dropout ...
+    return [
+        {
+            "site": path if dropout.p else None,
+            "kind": "dropout" if dropout.p else None,
+            "drop_prob": dropout.p,
+            "weight_layer": name,
+            "n_inputs": layer.in_features,
+            "n_outputs": layer.out_features,
+            "weight_decay": decay,
+            "length_scale": math.sqrt(2 * n_data * decay * precision / (1 - dropout.p)),
+        }
+        for (path, dropout), (name, layer) in zip(modules[::3], modules[1::3], strict=True)
+    ]
+
+
+def model_lines(model: Model, about: dict[str, Any]) -> Iterator[RenderableType]:
+    file = escaped(model.origin.get("file", "a table"))
+    yield f"{bold(about['task'])} of {bold(about['target'])}, fitted on {about['n_data']:,} rows of {file}\n"
+    yield table("", ["what", "value"], _properties(model, about))
+    yield ""
+    layers = []
+    for i, layer in enumerate(about["layers"], start=1):
+        sizes, prior = f"{layer['n_inputs']} → {layer['n_outputs']}", (layer["weight_decay"], layer["length_scale"])
+        dropped = layer["kind"] or "nothing", f"{layer['drop_prob']:.4g}"
+        layers.append([str(i), *dropped, sizes, *(f"{value:.3g}" for value in prior)])
+    heads = ["before layer", "dropped by", "drop probability", "sizes", "weight decay λ", "length-scale l"]
+    yield table("Sites: where a draw is random", heads, layers, numbers=(0, 2, 4, 5))
+    yield ""
+    columns = [[c["name"], c["kind"], str(len(c["inputs"])), c["training_rows"]] for c in about["columns"]]
+    columns += [[name, "left out", "0", reason] for name, reason in about["left_out"].items()]
+    heads = ["column", "kind", "inputs", "values in the training rows"]
+    yield table("Columns: what it reads", heads, columns, numbers=(2,))
+
+
+def _properties(model: Model, about: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    sizes = "-".join(str(n) for n in (len(model.schema.inputs), *about["hidden"], about["layers"][-1]["n_outputs"]))
+    n_networks, n_draws = about["n_networks"], about["n_draws"]
+    yield "networks", f"{n_networks} of {sizes}, {about['activation']}; {about['n_weights']:,} weights each"
+    yield "draws", f"{n_draws} per prediction, {n_draws // n_networks} of each network"
+    if about["task"] == "classification":
+        yield "classes", ", ".join(about["classes"])
+    elif about["noise"] == "student":
+        yield "noise", "Student's t, its scale depends on the input"
+    elif about["noise"] == "heteroscedastic":
+        yield "noise", "heteroscedastic: Gaussian, its variance depends on the input"
+    if about.get("target_transform", "none") != "none":
+        yield "learned", f"{model.ensemble.transform_.unit}; noise and precision are in its scale"
+    if (precision := about.get("precision")) is not None:
+        yield "precision τ", f"{plain_number(precision)}: noise of standard deviation {plain_number(precision**-0.5)}"
+    yield "training rows N", f"{about['n_data']:,}"
+    if about["held_out_log_likelihood"] is not None:
+        yield "held-out log-likelihood", f"{plain_number(about['held_out_log_likelihood'])} nats per row"
+    if text := calibration_text(model.origin):
+        yield "calibration", text
+
+
+def ranges(model: Model) -> dict[str, tuple[float, float]]:
+    """The ends of each number, and of each date as a decimal year."""
+    ranges = {}
+    for column in model.schema.columns:
+        if column.kind in ("number", "date") and column.low is not None and column.high is not None:
+            ends = np.array([column.low, column.high])
+            low, high = date_inputs(ends, ("year",))[:, 0] if column.kind == "date" else ends
+            ranges[column.name] = (float(low), float(high))
+    return ranges
+
+
+def provenance(model: Model, data: str, command: str) -> dict[str, str]:
+    """The origin of the page, in the order of what was done."""
+    origin = model.origin
+    versions = {**origin.get("versions", {}), "dropbayes": __version__}
+    n_draws, n_networks = int(model.ensemble.n_draws), len(model.ensemble.population_)
+    facts = {
+        "data": data,
+        "model": f"{model.schema.task}, fitted on {origin['n_rows']:,} rows of {origin['file']}",
+        "SHA-256 of the training data": origin.get("sha256", ""),
+        "settings": ", ".join(f"{name}={value}" for name, value in origin.get("settings", {}).items()),
+        "calibration": calibration_text(origin),
+        "draws": f"{n_draws} from " + ("one network" if n_networks == 1 else f"each of {n_networks} networks"),
+        "seed of the draws": str(model.ensemble.seed_),
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+        "to fit": origin.get("command", ""),
+        "to repeat": command,
+    }
+    return {name: text for name, text in facts.items() if text}
+
+
+def versions() -> dict[str, str]:
+    others = ("torch", "numpy", "scikit-learn", "pyarrow")
+    return {"dropbayes": __version__, **{name: importlib.metadata.version(name) for name in others}}
+
+
+# --- the predictions of a model ------------------------------------------------------------------------------------
 
 
 def reasons(
-    model: app.Model, x: NumpyArray, background: NumpyArray | None = None, *, n_rows: int = 5
+    model: Model, x: NumpyArray, background: NumpyArray | None = None, *, n_rows: int = 5
 ) -> list[dict[str, Any]]:
     """Why a model predicts what it does and why it is unsure, for the rows it is least sure of.
 
     Both are Shapley values of the columns against the background, by default the mean of the training rows.
     """
-    import torch
-
-    from dropbayes.app.models.fields import check_finite
-    from dropbayes.app.models.predictor import Predictor, location
-    from dropbayes.linear import shapley
-
     predictor, columns = Predictor(model), model.schema.columns
     answers = ("mean", "epistemic") if predictor.classes is None else ("probabilities", "mutual_information")
 
@@ -105,7 +353,7 @@ def reasons(
     return found
 
 
-def _reason_lines(model: app.Model, found: list[dict[str, Any]]) -> Iterator[RenderableType]:
+def reason_lines(model: Model, found: list[dict[str, Any]]) -> Iterator[RenderableType]:
     for one in found:
         answer = f"{plain_number(one['prediction'])}, epistemic deviation {plain_number(one['uncertainty'] ** 0.5)}"
         if "predicted" in one:
@@ -120,105 +368,3 @@ def _reason_lines(model: app.Model, found: list[dict[str, Any]]) -> Iterator[Ren
         heads = ["column", "value", "adds to the prediction", "share of the uncertainty", ""]
         yield table(f"{one['place']}: {model.schema.target} {answer}", heads, lines, numbers=(2, 3))
         yield ""
-
-
-def facts(model: app.Model) -> dict[str, Any]:
-    r"""The numbers that define a model.
-
-    The weight decay λ stands beside half the mean squared error of standardised targets (for classes, beside the mean
-    negative log-likelihood: τ = 1). With N rows and the precision τ in standardised units, the prior length-scale it
-    amounts to is $l = \sqrt{2 N \lambda \tau / p}$, the inverse of [GG16, eq:weightdecay_tau_relation].
-    """
-    from dropbayes.app.models.storage import range_text
-
-    estimator, population, schema = model.ensemble, model.ensemble.population_, model.schema
-    best = max(map(float, estimator.search_scores_), default=math.nan)
-    about = {
-        "task": schema.task,
-        "target": schema.target,
-        "n_data": int(model.origin["n_rows"]),
-        "n_networks": len(population),
-        "n_draws": int(estimator.n_draws) * len(population),
-        "hidden": list(estimator.hidden_),
-        "activation": population.activation,
-        "n_weights": sum(parameter[0].numel() for parameter in (*population.weights, *population.biases)),
-        "layers": _layers(model),
-        "columns": [
-            {"name": c.name, "kind": c.kind, "inputs": list(c.inputs), "training_rows": range_text(c)}
-            for c in schema.columns
-        ],
-        "left_out": schema.left_out,
-        "held_out_log_likelihood": best if math.isfinite(best) else None,
-        "origin": model.origin,
-    }
-    if schema.task == "classification":
-        return about | {"classes": [str(label) for label in estimator.classes_]}
-    precision = None if estimator.noise == "heteroscedastic" else float(population.precision[0, 0])
-    return about | {"noise": estimator.noise, "target_transform": estimator.transform_.name, "precision": precision}
-
-
-def _layers(model: app.Model) -> list[dict[str, Any]]:
-    """The weight layers of the first network, each with the site before it; no site where nothing is dropped."""
-    from dropbayes.population import network
-
-    population, n_data = model.ensemble.population_, int(model.origin["n_rows"])
-    has_precision = model.schema.task == "regression" and model.ensemble.noise != "heteroscedastic"
-    precision = float(population.precision[0, 0] * population.y_scale[0, 0] ** 2) if has_precision else 1.0
-    decay = float(population.members[0].weight_decay)
-    modules: list[Any] = list(network(population, 0).named_children())  # dropout, linear, activation, dropout ...
-    return [
-        {
-            "site": path if dropout.p else None,
-            "kind": "dropout" if dropout.p else None,
-            "drop_prob": dropout.p,
-            "weight_layer": name,
-            "n_inputs": layer.in_features,
-            "n_outputs": layer.out_features,
-            "weight_decay": decay,
-            "length_scale": math.sqrt(2 * n_data * decay * precision / (1 - dropout.p)),
-        }
-        for (path, dropout), (name, layer) in zip(modules[::3], modules[1::3], strict=True)
-    ]
-
-
-def _lines(model: app.Model, about: dict[str, Any]) -> Iterator[RenderableType]:
-    file = escaped(model.origin.get("file", "a table"))
-    yield f"{bold(about['task'])} of {bold(about['target'])}, fitted on {about['n_data']:,} rows of {file}\n"
-    yield table("", ["what", "value"], _properties(model, about))
-    yield ""
-    layers = []
-    for i, layer in enumerate(about["layers"], start=1):
-        sizes, prior = f"{layer['n_inputs']} → {layer['n_outputs']}", (layer["weight_decay"], layer["length_scale"])
-        dropped = layer["kind"] or "nothing", f"{layer['drop_prob']:.4g}"
-        layers.append([str(i), *dropped, sizes, *(f"{value:.3g}" for value in prior)])
-    heads = ["before layer", "dropped by", "drop probability", "sizes", "weight decay λ", "length-scale l"]
-    yield table("Sites: where a draw is random", heads, layers, numbers=(0, 2, 4, 5))
-    yield ""
-    columns = [[c["name"], c["kind"], str(len(c["inputs"])), c["training_rows"]] for c in about["columns"]]
-    columns += [[name, "left out", "0", reason] for name, reason in about["left_out"].items()]
-    heads = ["column", "kind", "inputs", "values in the training rows"]
-    yield table("Columns: what it reads", heads, columns, numbers=(2,))
-
-
-def _properties(model: app.Model, about: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    from dropbayes.app.models.storage import calibration_text
-
-    sizes = "-".join(str(n) for n in (len(model.schema.inputs), *about["hidden"], about["layers"][-1]["n_outputs"]))
-    n_networks, n_draws = about["n_networks"], about["n_draws"]
-    yield "networks", f"{n_networks} of {sizes}, {about['activation']}; {about['n_weights']:,} weights each"
-    yield "draws", f"{n_draws} per prediction, {n_draws // n_networks} of each network"
-    if about["task"] == "classification":
-        yield "classes", ", ".join(about["classes"])
-    elif about["noise"] == "student":
-        yield "noise", "Student's t, its scale depends on the input"
-    elif about["noise"] == "heteroscedastic":
-        yield "noise", "heteroscedastic: Gaussian, its variance depends on the input"
-    if about.get("target_transform", "none") != "none":
-        yield "learned", f"{model.ensemble.transform_.unit}; noise and precision are in its scale"
-    if (precision := about.get("precision")) is not None:
-        yield "precision τ", f"{plain_number(precision)}: noise of standard deviation {plain_number(precision**-0.5)}"
-    yield "training rows N", f"{about['n_data']:,}"
-    if about["held_out_log_likelihood"] is not None:
-        yield "held-out log-likelihood", f"{plain_number(about['held_out_log_likelihood'])} nats per row"
-    if text := calibration_text(model.origin):
-        yield "calibration", text

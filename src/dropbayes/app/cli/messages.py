@@ -47,10 +47,10 @@ def bold(text: object) -> str:
     return f"[bold]{escaped(text)}[/bold]"
 
 
-def console() -> Console:
+def console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
-    result = Console(highlight=False, soft_wrap=False)
+    result = Console(stderr=stderr, highlight=False, soft_wrap=False)
     if not result.is_terminal:  # a file or a pipe has no width to fit
         result.width = max(result.width, 200)
     return result

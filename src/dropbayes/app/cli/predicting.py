@@ -1,19 +1,25 @@
-"""`dropbayes predict`: a table with the columns of a prediction added, streamed from file to file."""
+"""`dropbayes predict`, `evaluate`, `calibrate`, `report` and `explain`: a model and the rows of a table."""
 
 from __future__ import annotations
 
+import itertools
+import shlex
+import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from dropbayes import app
 from dropbayes.app.cli import options
-from dropbayes.app.cli.messages import bold, escaped, print_result
+from dropbayes.app.cli.messages import bold, escaped, note, print_result, table
+from dropbayes.runtime.formatting import count, plain_number
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from rich.console import RenderableType
 
-    from dropbayes.estimators.columns import Schema
+    from dropbayes.app.cli.rows import Rows
 
 
 def predict(
@@ -66,17 +72,15 @@ def predict(
     if engine is None and (workers or address):
         raise typer.BadParameter("are those of an engine; name one with --engine", param_hint="'--workers, --address'")
     draws = _draws(n_draws)
-    from dropbayes.app.cli.rows import windows
-    from dropbayes.app.models.model import load
-    from dropbayes.app.models.predictor import Predictor
+    from dropbayes.app.cli.rows import windows, with_numbers
     from dropbayes.app.tables import is_parquet, open_table, write_tables
     from dropbayes.app.tables.training import check_name
 
     if engine is None:
         options.check_one_output(output, as_json)
         as_parquet = is_parquet(output)  # a wrong name is refused before a model is read
-    fitted = load(model)
-    predictor = Predictor(
+    fitted = app.load(model)
+    predictor = app.Predictor(
         fitted, n_draws=draws, seed=seed, coverage=coverage, allow_new=allow_new, method=method, max_draws=max_draws
     )
     if engine is not None:
@@ -104,7 +108,7 @@ def predict(
             nonlocal n_rows, n_outside
             for window in windows(fitted, source, rows=block_rows, allow_new=allow_new, title="predict"):
                 table = window.table.select(kept)
-                table = _with_numbers(table, fitted.schema) if as_parquet else table
+                table = with_numbers(table, fitted.schema) if as_parquet else table
                 n_rows += table.num_rows
                 n_outside += sum(map(bool, window.encoded.outside_names()))
                 yield predictor.append_columns(table, window.encoded, prefix, window.place)
@@ -128,15 +132,205 @@ def _draws(text: str | None) -> int | Literal["auto"] | None:
     return int(text)
 
 
-def _with_numbers(table: pa.Table, schema: Schema) -> pa.Table:
-    """The table with numbers, in a typed file, for the texts that the model reads as such."""
-    import pyarrow as pa
+def evaluate(
+    model: options.ModelFolder,
+    data: options.Outcomes,
+    n_draws: options.Draws = None,
+    seed: options.Seed = None,
+    allow_new: options.AllowNew = False,
+    delimiter: options.Delimiter = None,
+    encoding: options.Encoding = None,
+    as_json: options.Json = False,
+) -> None:
+    """Score a model against the outcomes in a table.
 
-    from dropbayes.estimators.columns import numbers
+    Beside each score: its standard error, and the score of a prediction that is the same for every row.
+    """
+    from dropbayes.app.cli.rows import judged_windows, note_training_rows, scores_of
+    from dropbayes.app.models.fields import Judged, outcome_columns
 
-    for index, name in enumerate(table.column_names):
-        column = next((c for c in schema.columns if c.name == name and c.kind == "number"), None)
-        if column is not None and pa.types.is_string(table[name].type):
-            read = numbers(table[name], name, at=str, missing=schema.missing, notation=column.notation)
-            table = table.set_column(index, name, pa.array(read, from_pandas=True))
-    return table
+    fitted = app.load(model).with_draws(n_draws=n_draws, seed=seed)
+    regression, label = fitted.schema.task == "regression", data
+
+    def parts() -> Iterator[Judged]:
+        nonlocal label
+        for rows in judged_windows(fitted, data, delimiter=delimiter, encoding=encoding, allow_new=allow_new):
+            y, label = rows.y if regression else fitted.ensemble.classes_.searchsorted(rows.y), rows.source.label
+            yield rows.encoded.x, y, rows.place
+
+    _, columns = outcome_columns(fitted.ensemble, parts())
+    n_rows = len(columns["epistemic"])
+    note_training_rows(fitted, data)
+    n_draws = int(fitted.ensemble.n_draws) * len(fitted.ensemble.population_)
+    scores, constant = scores_of(columns)
+    errors = {name: one.error for name, one in scores.items() if one.error is not None}
+    some = f" ({len(columns['crps']):,} rows)" if len(columns.get("crps", ())) not in (0, n_rows) else ""
+
+    def lines() -> Iterator[RenderableType]:
+        yield f"{bold(fitted.schema.target)} in {escaped(label)}: {n_rows:,} rows, {n_draws} draws\n"
+        cells = [
+            [
+                one.score.label,
+                plain_number(one.value),
+                "" if one.error is None else plain_number(one.error, digits=2),
+                plain_number(constant[name]) if name in constant else "",
+                one.meaning + (some if name == "crps" else ""),
+            ]
+            for name, one in scores.items()
+        ]
+        yield table("", ["score", "value", "±", "constant", "meaning"], cells, numbers=(1, 2, 3))
+        what = "mean and standard deviation" if regression else "class shares"
+        yield f"\n± one standard error; constant: the {what} of these very outcomes, predicted for every row"
+
+    found = {"model": str(fitted.path), "data": label, "n_rows": n_rows, "n_draws": n_draws}
+    found |= {name: one.value for name, one in scores.items()}
+    print_result(found | {"standard_errors": errors, "constant": constant}, lines(), as_json=as_json)
+
+
+def calibrate(
+    model: options.ModelFolder,
+    data: Annotated[str | None, typer.Argument(metavar="DATA", help="Held-out rows with the target column.")] = None,
+    method: Annotated[
+        Literal["scale", "isotonic", "conformal", "none"], typer.Option(help="How to correct; none takes it back.")
+    ] = "scale",
+    allow_new: options.AllowNew = False,
+    delimiter: options.Delimiter = None,
+    encoding: options.Encoding = None,
+    as_json: options.Json = False,
+) -> None:
+    """Correct a model's intervals or probabilities on held-out rows.
+
+    The correction is recorded in the model: predict, evaluate and report use it from then on.
+    """
+    from dropbayes.app.cli.rows import joined_rows, judged_windows, note_training_rows
+
+    fitted = app.load(model)
+    found: dict[str, object] = {"model": str(fitted.path), "method": None, "n_rows": None, "factor": None}
+    if method == "none":
+        fitted.uncalibrated().save_calibration()
+        print_result(found, [f"{bold(model)} predicts uncalibrated, as it was fitted"], as_json=as_json)
+        return
+    if data is None:
+        raise ValueError("held-out rows are needed to calibrate on; name a table, or use `method` none.")
+    reading: dict[str, Any] = {"delimiter": delimiter, "encoding": encoding, "allow_new": allow_new}
+    rows = joined_rows(judged_windows(fitted, data, **reading))
+    label = rows.source.label
+    if not note_training_rows(fitted, data) and label == fitted.origin.get("file"):
+        note(f"{label!r} has the name of the training table; calibrate on rows that the model has not seen.")
+    calibrated = fitted.recalibrated(rows.encoded.x, rows.y, method, label)
+    calibrated.save_calibration()
+    recalibration = calibrated.ensemble.recalibration
+    factor = recalibration.factor if method == "scale" else None
+    regression = fitted.schema.task == "regression"
+    scaled = "standard deviation is multiplied" if regression else "logit, relative to the class shares, is divided"
+    changes = {
+        "scale": f"every {scaled} by {plain_number(recalibration.factor)}",
+        "isotonic": "the levels of every interval are mapped to those observed",
+        "conformal": "intervals are conformal" if regression else "each row is given the labels of a conformal set",
+    }
+    lines = [
+        f"calibrated on {count(recalibration.n_rows, 'row')}: {changes[method]}",
+        f"recorded in {bold(model)}; predict, evaluate and report use it from now on",
+    ]
+    found |= {"method": method, "n_rows": recalibration.n_rows, "factor": factor}
+    print_result(found, lines, as_json=as_json)
+
+
+def report(
+    context: typer.Context,
+    model: options.ModelFolder,
+    data: options.Outcomes,
+    output: Annotated[str, options.output(help="The HTML file to write; - is standard output.")],
+    training: Annotated[
+        str | None, typer.Option(help="The training table, for simple models and a comparison of rows.", metavar="DATA")
+    ] = None,
+    n_draws: options.Draws = None,
+    seed: options.Seed = None,
+    allow_new: options.AllowNew = False,
+    delimiter: options.Delimiter = None,
+    encoding: options.Encoding = None,
+    as_json: options.Json = False,
+) -> None:
+    """Write an HTML report on a model's predictions for a table."""
+    options.check_one_output(output, as_json)
+    from dropbayes.app.cli import explaining
+    from dropbayes.app.cli.rows import joined_rows, judged_windows, note_training_rows
+    from dropbayes.runtime import files
+
+    if output != "-":
+        files.check_output(output)
+    fitted = app.load(model).with_draws(n_draws=n_draws, seed=seed)
+    reading: dict[str, Any] = {"delimiter": delimiter, "encoding": encoding, "allow_new": allow_new}
+    rows = joined_rows(judged_windows(fitted, data, **reading))
+    known = None if training is None else joined_rows(judged_windows(fitted, training, **reading))
+    label = rows.source.label + (", the rows it was fitted to" if note_training_rows(fitted, data) else "")
+    from dropbayes.app.report import report as page
+
+    command = shlex.join(["dropbayes", *context.obj])
+    schema, inputs = fitted.schema, itertools.count()
+    features = {column.name: [next(inputs) for _ in column.inputs] for column in schema.columns}
+    html = page(
+        fitted.estimator,
+        rows.encoded.x,
+        rows.y,
+        target=schema.target,
+        columns={name: rows.table[name].to_pylist() for name in rows.table.column_names if name != schema.target},
+        names=schema.inputs,
+        title=f"{schema.target}: {label}",
+        provenance=explaining.provenance(fitted, f"{label}, {len(rows.y):,} rows", command),
+        training=None if known is None else (known.encoded.x, known.y),
+        features=features,
+        ranges=explaining.ranges(fitted),
+        band_feature=next(iter(features.get(fitted.origin.get("time", ""), [])), None),
+    )
+    if output == "-":
+        sys.stdout.write(html)
+    else:
+        files.write_text(output, html)
+        found = {"model": str(fitted.path), "data": label, "n_rows": len(rows.y), "output": output}
+        print_result(found, [f"report on {len(rows.y):,} rows written to {bold(output)}"], as_json=as_json)
+
+
+def explain(
+    model: options.ModelFolder,
+    data: Annotated[str | None, typer.Argument(metavar="[DATA]", help="A CSV or Parquet file of rows.")] = None,
+    rows: Annotated[int, typer.Option(help="How many rows to explain: those it is least sure of.", min=1)] = 5,
+    background: Annotated[
+        str | None, options.file(help="Rows to compare with, such as those of training; by default their mean alone.")
+    ] = None,
+    allow_new: options.AllowNew = False,
+    delimiter: options.Delimiter = None,
+    encoding: options.Encoding = None,
+    as_json: options.Json = False,
+) -> None:
+    """Describe a model, or say why it predicts what it does.
+
+    Without rows: the columns with their ranges, the sizes of the networks, drop probabilities, precision and
+    length-scales.
+
+    With rows: for each column what it adds to the prediction, and its share of the epistemic variance (for classes, of
+    the mutual information), against typical rows.
+    """
+    from dropbayes.app.cli import explaining
+    from dropbayes.app.cli.rows import joined_rows, windows
+    from dropbayes.app.tables import open_table
+
+    fitted = app.load(model)
+    if data is None:
+        about = explaining.facts(fitted)
+        print_result({"model": str(fitted.path), **about}, explaining.model_lines(fitted, about), as_json=as_json)
+        return
+
+    def read(table: str, title: str) -> Rows:
+        with open_table(table, delimiter=delimiter, encoding=encoding) as source:
+            return joined_rows(windows(fitted, source, allow_new=allow_new, title=title))
+
+    typical = None if background is None else read(background, "background").encoded.x
+    given = read(data, "read")
+    found = explaining.reasons(fitted, given.encoded.x, typical, n_rows=rows)
+    for one in found:
+        one["place"] = given.place(one["row"])
+        for name, part in one["columns"].items():
+            part["value"] = str(given.table[name][one["row"]].as_py())
+    result = {"model": str(fitted.path), "target": fitted.schema.target, "rows": found}
+    print_result(result, explaining.reason_lines(fitted, found), as_json=as_json)

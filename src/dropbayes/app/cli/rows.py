@@ -19,7 +19,7 @@ import torch
 from dropbayes.app.cli.messages import note
 from dropbayes.app.models.model import Model
 from dropbayes.app.tables import Source, open_table, regroup
-from dropbayes.estimators.columns import Column, Encoded, check_columns, encode
+from dropbayes.estimators.columns import Column, Encoded, Schema, check_columns, encode, numbers
 from dropbayes.predictive import Mixture
 from dropbayes.runtime import files
 from dropbayes.runtime.arrays import NumpyArray
@@ -104,6 +104,16 @@ def filled_value(column: Column) -> str:
     if column.kind == "boolean":
         return "true" if column.fill else "false"
     return plain_number(column.fill)
+
+
+def with_numbers(table: pa.Table, schema: Schema) -> pa.Table:
+    """The table with numbers, in a typed file, for the texts that the model reads as such."""
+    for index, name in enumerate(table.column_names):
+        column = next((c for c in schema.columns if c.name == name and c.kind == "number"), None)
+        if column is not None and pa.types.is_string(table[name].type):
+            read = numbers(table[name], name, at=str, missing=schema.missing, notation=column.notation)
+            table = table.set_column(index, name, pa.array(read, from_pandas=True))
+    return table
 
 
 def judged_windows(model: Model, data: str, *, allow_new: bool, **reading: str | None) -> Iterator[Rows]:
