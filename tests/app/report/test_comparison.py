@@ -6,8 +6,8 @@ from scipy.stats import ks_2samp
 from sklearn.metrics import log_loss
 
 from dropbayes.app.report import measurements, report
-from dropbayes.app.report.comparison import baselines, shifts
-from dropbayes.app.report.features import Feature, features_of
+from dropbayes.app.report.features import Feature, features_of, shifts
+from dropbayes.app.report.summary import baselines
 from tests.app.report.pages import Page, class_rows, regression_rows
 
 

@@ -8,10 +8,9 @@ import pytest
 
 from dropbayes import calibration, scores
 from dropbayes.app.report import measurements, report, summary
-from dropbayes.app.report.comparison import Baseline
 from dropbayes.app.report.features import Feature
 from dropbayes.app.report.layout import environment
-from dropbayes.app.report.summary import Fit
+from dropbayes.app.report.summary import Baseline, Fit
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
 from tests.app.report.pages import QUICK, Page, class_rows, regression_rows
 

@@ -1,4 +1,4 @@
-r"""The features: the importance of each, and the parts of their range in which the model errs."""
+r"""The features: the importance of each, the parts in which the model errs, the difference from the training rows."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import scipy.special
+import scipy.stats
 
 from dropbayes.app.models.fields import even_selection
 from dropbayes.app.report.measurements import Measured
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
 from dropbayes.estimators.columns.dates import day_of_year
 from dropbayes.runtime.arrays import Numbers, NumpyArray
-from dropbayes.runtime.formatting import printable_name, score_text
+from dropbayes.runtime.formatting import percent, printable_name, score_text
 from dropbayes.scores import class_log_likelihood
 
 SHUFFLED_ROWS = 400  # whose features are shuffled: of more, an even selection
@@ -223,3 +224,63 @@ class SegmentTable:
         show, surprise = measured.show, measured.surprise_text
         self.rows = [[p.feature, p.values, f"{p.n_rows:,}", show(p.loss), surprise(p.surprise)] for p in parts]
         self.notable = {k for k, p in enumerate(parts) if p.sigmas > limit or abs(p.surprise_sigmas) > limit}
+
+
+class Shift(NamedTuple):
+    """The difference of a feature of the evaluated rows from that of the training rows.
+
+    The distance is Kolmogorov and Smirnov's, the greatest difference of the two distribution functions; for categories,
+    half the sum of absolute differences of their shares.
+    """
+
+    name: str
+    before: str  # the median, or the commonest value, in the training rows; empty if they are not known
+    after: str  # the same in the evaluated rows
+    outside: float = 0.0  # the share of the evaluated rows beyond the range of the training rows
+    distance: float | None = None  # None if the training rows are not known
+    p_value: float | None = None  # of such a distance by chance
+
+
+def shifts(features: Sequence[Feature], ranges: Mapping[str, tuple[float, float]]) -> list[Shift]:
+    """The features, the most shifted first; `ranges` are the ends of training values where those are not known."""
+    measured = [_shift(feature, *ranges.get(feature.name, (-math.inf, math.inf))) for feature in features]
+    return sorted(measured, key=lambda one: (-(one.distance or 0.0), -one.outside))
+
+
+def _shift(feature: Feature, low: float, high: float) -> Shift:
+    values, trained = feature.values, feature.trained
+    after = feature.typical(values)
+    if trained is None:
+        outside = ((values < low) | (values > high)).mean() if feature.is_number else 0.0
+        return Shift(feature.name, "", after, float(outside))
+    before = feature.typical(trained)
+    if feature.is_number:
+        one, other = (side[np.isfinite(side)] for side in (trained, values))
+        if not len(one) or not len(other):
+            return Shift(feature.name, before, after)
+        test = scipy.stats.ks_2samp(one, other, method="asymp")
+        distance, p_value = float(test.statistic), float(test.pvalue)
+        outside = float(((values < one.min()) | (values > one.max())).mean())
+    else:
+        sides = [side.astype(str) for side in (trained, values)]
+        levels = np.unique(np.concatenate(sides))
+        counts = np.array([[(side == level).sum() for level in levels] for side in sides])
+        shares = counts / counts.sum(1, keepdims=True)
+        distance = float(np.abs(shares[0] - shares[1]).sum() / 2)
+        p_value = float(scipy.stats.chi2_contingency(counts).pvalue) if len(levels) > 1 else 1.0
+        outside = float(shares[1][counts[0] == 0].sum())
+    return Shift(feature.name, before, after, outside, distance, p_value)
+
+
+class ShiftTable:
+    """The features of the evaluated rows beside those of the training rows."""
+
+    def __init__(self, measured: Sequence[Shift]) -> None:
+        self.moved = [one.name for one in measured if one.p_value is not None and one.p_value < 0.01 / len(measured)]
+        self.farthest = max(measured, key=lambda one: one.outside)
+        distances = ("–" if one.distance is None else f"{one.distance:.2f}" for one in measured)
+        self.rows = [
+            [one.name, one.before or "–", one.after, distance, percent(one.outside)]
+            for one, distance in zip(measured[:MAX_FEATURES], distances, strict=False)
+        ]
+        self.notable = {k for k, one in enumerate(measured) if one.name in self.moved or one.outside > 0}

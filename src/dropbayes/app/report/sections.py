@@ -12,8 +12,8 @@ import torch
 from sklearn.metrics import precision_recall_fscore_support
 
 from dropbayes import calibration
-from dropbayes.app.report import comparison, figures, summary
-from dropbayes.app.report.features import SHUFFLED_ROWS, ImportanceTable, SegmentTable, importances
+from dropbayes.app.report import figures, summary
+from dropbayes.app.report.features import SHUFFLED_ROWS, ImportanceTable, SegmentTable, ShiftTable, importances, shifts
 from dropbayes.app.report.inputs import ReportInputs
 from dropbayes.app.report.layout import Column
 from dropbayes.app.report.measurements import Classification, Measured, Regression, measure
@@ -29,15 +29,15 @@ from dropbayes.scores import class_log_likelihood
 def page_context(inputs: ReportInputs) -> dict[str, object]:
     """What the template of the page reads: the measurements, and what is made of them."""
     model, x, y, training, features = inputs.model, inputs.x, inputs.y, inputs.training, inputs.features
-    shifts = comparison.shifts(features, inputs.ranges)
-    outside = {one.name for one in shifts if one.outside > 0.5}
+    moved = shifts(features, inputs.ranges)
+    outside = {one.name for one in moved if one.outside > 0.5}
     # A date of which most rows lie outside the training range, unless the model was fitted along it.
     dates = [one.name for one in features if one.is_date and inputs.band_feature not in one.columns]
     late = next((name for name in dates if name in outside), "")
     in_series = inputs.band_feature is not None and bool((np.diff(x[:, inputs.band_feature]) >= 0).all())
     measured = measure(model, x, y, in_series=in_series)
     learned = {} if measured.has_classes else {"noise": model.noise, "transform": model.transform_.name}
-    fit = summary.Fit(beside=comparison.baselines(measured, x, training), time=late, **learned)
+    fit = summary.Fit(beside=summary.baselines(measured, x, training), time=late, **learned)
     ranked = importances(model, x, y, features)
     is_dropped = len(x) >= MIN_ROWS and bool((model.population_.drop_prob > 0).any())
     return {
@@ -49,10 +49,10 @@ def page_context(inputs: ReportInputs) -> dict[str, object]:
         "advice": summary.advice(measured, fit, features),
         "class_rows": _class_rows(measured) if measured.has_classes else None,
         "deferral": summary.deferral(measured),
-        "baseline_rows": comparison.baseline_rows(fit.beside),
+        "baseline_rows": summary.baseline_rows(fit.beside),
         "importance": ImportanceTable(ranked),
         "segments": SegmentTable(measured, [one.feature for one in ranked[:5]]),
-        "shifts": comparison.ShiftTable(shifts) if training or inputs.ranges else None,
+        "shifts": ShiftTable(moved) if training or inputs.ranges else None,
         "uncertain": UncertainTable(inputs, measured, [one.feature.name for one in ranked]),
         "dropout": _dropout(inputs, measured) if is_dropped else None,
         "facts": _provenance(inputs, measured),

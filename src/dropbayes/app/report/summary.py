@@ -1,4 +1,4 @@
-"""What the summary says of a model: whether something must be corrected first, and what."""
+"""What the summary says of a model: how simple models do beside it, what must be corrected first, who to defer."""
 
 from __future__ import annotations
 
@@ -9,12 +9,86 @@ from typing import NamedTuple
 
 import numpy as np
 import scipy.stats
+from sklearn.dummy import DummyClassifier, DummyRegressor
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from sklearn.linear_model import LogisticRegression, RidgeCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
-from dropbayes.app.report.comparison import Baseline
+from dropbayes.app.models.fields import even_selection
 from dropbayes.app.report.features import Feature
 from dropbayes.app.report.measurements import Measured, risk_after_deferring
 from dropbayes.predictive.agreement import uneven_width
-from dropbayes.runtime.arrays import Numbers
+from dropbayes.runtime.arrays import Numbers, NumpyArray
+from dropbayes.runtime.formatting import number, score_text
+
+
+class Baseline(NamedTuple):
+    name: str
+    error: float  # RMSE, or error rate
+    error_se: float  # the standard error of that
+    gap: float  # the excess of its losses over ours, row by row, in standard errors
+    log_likelihood: float | None = None  # of classes only
+
+    @property
+    def is_better(self) -> bool:
+        """Whether it errs less than our model, beyond chance: by more than two standard errors."""
+        return self.gap < -2
+
+
+def baselines(measured: Measured, x: Numbers, training: tuple[Numbers, NumpyArray] | None) -> list[Baseline]:
+    """Our model and simple ones fitted to the training rows (an even selection of many), scored on the same rows."""
+    if training is None:
+        return []
+    rows = even_selection(len(training[0]), 20_000)
+    known = training[0][rows], training[1][rows]
+    lines = []
+    if not measured.has_classes:
+        regressors = {
+            "mean of the training rows": DummyRegressor(),
+            "linear regression": make_pipeline(StandardScaler(), RidgeCV(np.logspace(-3, 3, 7))),
+            "gradient boosting": HistGradientBoostingRegressor(random_state=0),
+        }
+        predicted = {name: model.fit(*known).predict(x) for name, model in regressors.items()}
+        for name, values in {"this model": measured.mean, **predicted}.items():
+            squares = (values - measured.y) ** 2
+            rmse = math.sqrt(squares.mean())
+            error = float(scipy.stats.sem(squares)) / (2 * rmse) if rmse else 0.0
+            lines.append(Baseline(name, rmse, error, _gap(squares - measured.loss**2)))
+        return lines
+    classifiers = {
+        "class shares of the training rows": DummyClassifier(),
+        "logistic regression": make_pipeline(StandardScaler(), LogisticRegression(max_iter=500)),
+        "gradient boosting": HistGradientBoostingClassifier(random_state=0, early_stopping=False, max_iter=50),
+    }
+    given = {"this model": measured.probabilities}
+    for name, model in classifiers.items():
+        given[name], fitted = np.zeros_like(measured.probabilities), model.fit(*known)
+        given[name][:, fitted.classes_] = fitted.predict_proba(x)
+    for name, values in given.items():
+        wrong = (values.argmax(1) != measured.labels).astype(float)
+        likelihood = np.log(np.maximum(values[np.arange(len(wrong)), measured.labels], 1e-12))
+        compared = float(scipy.stats.sem(wrong)), _gap(wrong - measured.loss)
+        lines.append(Baseline(name, float(wrong.mean()), *compared, float(likelihood.mean())))
+    return lines
+
+
+def _gap(excess: Numbers) -> float:
+    """The mean of losses in excess of ours, in standard errors."""
+    error = float(scipy.stats.sem(excess))
+    return float(excess.mean()) / error if error else 0.0
+
+
+def baseline_rows(lines: Sequence[Baseline]) -> tuple[list[list[str]], set[int]]:
+    """The cells of the table of models, and the rows of those that err less than ours."""
+    rows = []
+    for place, line in enumerate(lines):
+        more = [] if line.log_likelihood is None else [number(line.log_likelihood)]
+        compared = "no difference beyond chance" if place else ""
+        if abs(line.gap) > 2:
+            compared = f"{'worse' if line.gap > 0 else 'better'} by {abs(line.gap):.0f} standard errors"
+        rows.append([line.name, score_text(line.error, line.error_se, percent=bool(more)), *more, compared])
+    return rows, {k for k, line in enumerate(lines) if line.is_better}
 
 
 @dataclass(frozen=True)
