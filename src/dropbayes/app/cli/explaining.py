@@ -10,7 +10,7 @@ import itertools
 import math
 import shlex
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,8 @@ from dropbayes.estimators.columns.encoding import column_values
 from dropbayes.estimators.columns.notation import PLAIN
 from dropbayes.linear import shapley
 from dropbayes.population import network
+from dropbayes.predictive import Mixture
+from dropbayes.predictive.scoring import ClassOutcomes, RegressionOutcomes, ScoreValue, score_values
 from dropbayes.runtime import __version__
 from dropbayes.runtime.arrays import NumpyArray
 from dropbayes.runtime.formatting import count, plain_number
@@ -316,6 +318,25 @@ def versions() -> dict[str, str]:
 
 
 # --- the predictions of a model ------------------------------------------------------------------------------------
+
+
+def scores_of(columns: Mapping[str, NumpyArray]) -> tuple[dict[str, ScoreValue], dict[str, float]]:
+    """The scores that are shown, and their values for a prediction that is the same for every row."""
+    also: tuple[str, ...] = ("balanced_accuracy", "class_auroc")
+    if "labels" in columns:
+        labels, probabilities = columns["labels"], columns["probabilities"]
+        shares = np.bincount(labels, minlength=probabilities.shape[1]) / len(labels)
+        values = score_values(ClassOutcomes(labels, probabilities), also)
+        constant = score_values(ClassOutcomes(labels, np.tile(shares, (len(labels), 1))), also)
+    else:
+        also, y = ("interval_width", "interval_score", "crps"), torch.from_numpy(columns["y"])
+        rows: dict[str, Any] = {name: columns[name] for name in columns if name not in ("epistemic", "aleatoric")}
+        values, constant, spread = score_values(RegressionOutcomes(**rows), also), {}, y.std(correction=0)
+        if spread > 0:
+            gaussian = Mixture(y.mean().expand(1, len(y)), spread)
+            rows = RegressionOutcomes.columns(gaussian, y, ranked=slice(None))
+            constant = score_values(RegressionOutcomes(**rows), also)
+    return values, {name: one.value for name, one in constant.items()}
 
 
 def reasons(

@@ -146,7 +146,8 @@ def evaluate(
 
     Beside each score: its standard error, and the score of a prediction that is the same for every row.
     """
-    from dropbayes.app.cli.rows import judged_windows, note_training_rows, scores_of
+    from dropbayes.app.cli.explaining import scores_of
+    from dropbayes.app.cli.rows import judged_windows, note_training_rows
     from dropbayes.app.models.fields import Judged, outcome_columns
 
     fitted = app.load(model).with_draws(n_draws=n_draws, seed=seed)

@@ -9,26 +9,21 @@ from __future__ import annotations
 import pathlib
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import torch
 
 from dropbayes.app.cli.messages import note
 from dropbayes.app.models.model import Model
 from dropbayes.app.tables import Source, open_table, regroup
 from dropbayes.estimators.columns import Column, Encoded, Schema, check_columns, encode, numbers
-from dropbayes.predictive import Mixture
 from dropbayes.runtime import files
 from dropbayes.runtime.arrays import NumpyArray
 from dropbayes.runtime.formatting import count, plain_number
 from dropbayes.runtime.progress import ProgressBar
 from dropbayes.runtime.validation import quote
-
-if TYPE_CHECKING:  # it brings SciPy, for which a prediction need not wait
-    from dropbayes.predictive.scoring import ScoreValue
 
 
 def read_blocks(source: Source, blocks: Iterable[pa.Table], *, title: str) -> Iterator[pa.Table]:
@@ -138,27 +133,6 @@ def joined_rows(windows: Iterable[Rows]) -> Rows:
     sources, numbers, tables, encoded, y = zip(*windows, strict=True)
     inputs = Encoded(np.concatenate([one.x for one in encoded]))
     return Rows(sources[0], np.concatenate(numbers), pa.concat_tables(tables), inputs, np.concatenate(y))
-
-
-def scores_of(columns: Mapping[str, NumpyArray]) -> tuple[dict[str, ScoreValue], dict[str, float]]:
-    """The scores that are shown, and their values for a prediction that is the same for every row."""
-    from dropbayes.predictive.scoring import ClassOutcomes, RegressionOutcomes, score_values
-
-    also: tuple[str, ...] = ("balanced_accuracy", "class_auroc")
-    if "labels" in columns:
-        labels, probabilities = columns["labels"], columns["probabilities"]
-        shares = np.bincount(labels, minlength=probabilities.shape[1]) / len(labels)
-        values = score_values(ClassOutcomes(labels, probabilities), also)
-        constant = score_values(ClassOutcomes(labels, np.tile(shares, (len(labels), 1))), also)
-    else:
-        also, y = ("interval_width", "interval_score", "crps"), torch.from_numpy(columns["y"])
-        rows: dict[str, Any] = {name: columns[name] for name in columns if name not in ("epistemic", "aleatoric")}
-        values, constant, spread = score_values(RegressionOutcomes(**rows), also), {}, y.std(correction=0)
-        if spread > 0:
-            gaussian = Mixture(y.mean().expand(1, len(y)), spread)
-            rows = RegressionOutcomes.columns(gaussian, y, ranked=slice(None))
-            constant = score_values(RegressionOutcomes(**rows), also)
-    return values, {name: one.value for name, one in constant.items()}
 
 
 def fingerprint(data: str) -> str | None:

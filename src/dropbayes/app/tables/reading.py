@@ -21,6 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyarrow import csv as arrow_csv
+from pyarrow import parquet
 
 from dropbayes.estimators.columns.inference import UNNAMED
 from dropbayes.runtime.validation import quote
@@ -336,8 +337,6 @@ class _ParquetSource(Source):
     unit = "rows"
 
     def __init__(self, path: pathlib.Path) -> None:
-        from pyarrow import parquet
-
         self.label = path.name
         try:
             self._file = parquet.ParquetFile(path, pre_buffer=False, buffer_size=_BLOCK_BYTES)  # in parts

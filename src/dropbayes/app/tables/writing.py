@@ -7,11 +7,11 @@ import itertools
 import os
 import pathlib
 import sys
-from collections.abc import Iterable, Iterator
-from typing import BinaryIO
+from collections.abc import Iterable
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow import parquet
 
 from dropbayes.app.tables.reading import regroup
 from dropbayes.estimators.columns.notation import ANY_NUMBER
@@ -53,7 +53,11 @@ def write_tables(
     as_parquet = is_parquet(path)
     with contextlib.nullcontext(sys.stdout.buffer) if str(path) == "-" else files.replacement(path) as file:
         if as_parquet:
-            _write_parquet(file, regroup(tables, 65_536))  # many small groups of rows are slow to read
+            groups = regroup(tables, 65_536)  # many small ones are slow to read
+            first = next(groups)
+            with parquet.ParquetWriter(pa.PythonFile(file, "w"), first.schema) as writer:
+                for group in itertools.chain([first], groups):
+                    writer.write_table(group)
             return
         for number, table in enumerate(tables):
             if not number:
@@ -62,15 +66,6 @@ def write_tables(
             for batch in table.combine_chunks().to_batches():
                 file.write(_lines(batch, delimiter, decimal))
             file.flush()
-
-
-def _write_parquet(file: BinaryIO, groups: Iterator[pa.Table]) -> None:
-    from pyarrow import parquet
-
-    first = next(groups)
-    with parquet.ParquetWriter(pa.PythonFile(file, "w"), first.schema) as writer:
-        for group in itertools.chain([first], groups):
-            writer.write_table(group)
 
 
 def _lines(batch: pa.RecordBatch, delimiter: str, decimal: str) -> bytes:
