@@ -152,14 +152,9 @@ def note_order(model: Model, rows: TrainingRows, cells: pa.Table) -> None:
         counts_time = column.kind == "date" or column.name.casefold() in ("year", "time", "t", "trend")
         if in_order and n_distinct > 2 and (counts_time or np.allclose(steps, steps[0], rtol=0.1, atol=0.0)):
             # Networks with the settings of the fit, scored on random folds and on those that follow what was learned.
-            population = model.ensemble.population_
-            settings = {
-                "hidden": tuple(model.ensemble.hidden_),
-                "drop_prob": tuple(population.drop_prob[0].tolist()),
-                "weight_decay": float(population.members[0].weight_decay),
-                "n_networks": 1,
-                "verbose": False,
-            }
+            ensemble = model.ensemble
+            settings = {"hidden": ensemble.hidden_, "drop_prob": ensemble.drop_prob_, "n_networks": 1, "verbose": False}
+            settings["weight_decay"] = float(ensemble.population_.members[0].weight_decay)
             probes = [clone(model.estimator).set_params(**settings) for _ in range(2)]
             with warnings.catch_warnings(action="ignore"):  # what they warn of is not true of the model
                 for probe, times in zip(probes, (None, np.unique(values, return_inverse=True)[1]), strict=True):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dropbayes.estimators.ensembles import Ensemble
 from dropbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood, output_tensor
 from dropbayes.linear import outputs_by
-from dropbayes.predictive import Mixture, draw_mean
+from dropbayes.predictive import Mixture, RegressionOutcomes, draw_mean
 from dropbayes.runtime.arrays import NumpyArray, round_digits
 from dropbayes.runtime.progress import ProgressBar
 from dropbayes.scores import information
@@ -135,8 +135,6 @@ def _mean(drawn: Mixture | Tensor) -> Tensor:
 
 def _block_columns(drawn: Mixture | Tensor, y: Tensor, ranked: Tensor) -> dict[str, Tensor]:
     """The columns of some rows, from their predictive distributions or from the class probabilities of their draws."""
-    from dropbayes.predictive.scoring import RegressionOutcomes  # it brings SciPy, for which no prediction need wait
-
     if not isinstance(drawn, Tensor):
         columns = RegressionOutcomes.columns(drawn, y, ranked=ranked)
         return columns | {"epistemic": drawn.epistemic, "aleatoric": drawn.aleatoric}
