@@ -10,7 +10,7 @@ from dropbayes import calibration, scores
 from dropbayes.app.report import measurements, report, summary
 from dropbayes.app.report.features import Feature
 from dropbayes.app.report.layout import environment
-from dropbayes.app.report.summary import Baseline, Fit
+from dropbayes.app.report.summary import Baseline
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
 from tests.app.report.pages import QUICK, Page, class_rows, regression_rows
 
@@ -29,23 +29,23 @@ class Answer(NamedTuple):
     text: str
 
 
-def answers(measured, fit, features=()):
+def answers(measured, features=(), **fit):
     """The answers of the summary, as the page words them."""
-    known = {"advice": summary.advice(measured, fit, features), "deferral": summary.deferral(measured)}
-    page = environment.get_template("summary.html").render(known, m=measured, fit=fit, target="t")
+    known = {"advice": summary.advice(measured, features, **fit), "deferral": summary.deferral(measured)}
+    page = environment.get_template("summary.html").render(known, m=measured, target="t")
     pattern = r'<article class="answer (\w+)">.*?<p class="number">(.*?)</p>\s*<p>(.*?)</p>'
     return [Answer(*found) for found in re.findall(pattern, page.replace("\N{NO-BREAK SPACE}", " "), re.DOTALL)]
 
 
-def headline_and_text(measured, fit, features=()):
-    return answers(measured, fit, features)[3][1:]
+def headline_and_text(measured, features=(), **fit):
+    return answers(measured, features, **fit)[3][1:]
 
 
 @pytest.mark.parametrize(("shift", "word"), [(-2.0, "low"), (2.0, "high"), (0.0, "")])
 def test_predictions_below_the_truth_are_said_to_run_low(regressor, shift, word):
     x, _ = regression_rows(60, seed=5)
     measured = measurements.measure(regressor, x, regressor.predict(x) - shift)
-    text = answers(measured, Fit("constant"))[2].text
+    text = answers(measured, noise="constant")[2].text
     assert (f"Predictions run {word}:" if word else "Intervals") in text
     assert ("Predictions run" in text) == bool(word)
 
@@ -54,7 +54,7 @@ def test_predictions_below_the_truth_are_said_to_run_low(regressor, shift, word)
 def test_a_simple_model_that_is_better_beyond_chance_is_named(regressor, gap, tone):
     measured = measurements.measure(regressor, *regression_rows(120, seed=5))
     beside = [Baseline("this model", 0.5, 0.1, 0.0), Baseline("linear regression", 0.3, 0.1, gap)]
-    good = answers(measured, Fit("constant", beside=beside))[0]
+    good = answers(measured, beside=beside, noise="constant")[0]
     assert good.tone == tone
     assert ("Linear regression errs less: 0.300 instead of 0.500." in good.text) == (tone == "warn")
 
@@ -93,28 +93,28 @@ def test_the_advice_on_noise_that_varies_with_a_feature_is_to_let_it_vary():
     rng = np.random.default_rng(0)
     x = rng.uniform(0.2, 3, size=2000)
     varying, feature = noisy_regression(x * rng.normal(size=2000), np.sqrt((x**2).mean())), Feature("age", (0,), x)
-    assert headline_and_text(varying, Fit("constant"), [feature])[0] == "Let the noise vary"
+    assert headline_and_text(varying, [feature], noise="constant")[0] == "Let the noise vary"
     # Advice that was taken already would be none.
-    assert headline_and_text(varying, Fit(), [feature])[0] == "Learn the noise longer"
+    assert headline_and_text(varying, [feature])[0] == "Learn the noise longer"
     steady = noisy_regression(rng.normal(size=2000), 1.0)
-    assert headline_and_text(steady, Fit("constant"), [feature])[1].startswith("Take the intervals as they are.")
+    assert headline_and_text(steady, [feature], noise="constant")[1].startswith("Take the intervals as they are.")
 
 
 def test_the_advice_on_a_wrong_shape_is_to_map_the_levels():
     residual = np.random.default_rng(0).standard_t(3, size=5000)
-    assert headline_and_text(noisy_regression(residual, residual.std()), Fit())[0] == "Map the levels"
+    assert headline_and_text(noisy_regression(residual, residual.std()))[0] == "Map the levels"
 
 
 def test_the_advice_on_a_wrong_scale_is_the_factor():
     rng = np.random.default_rng(0)
-    headline, text = headline_and_text(noisy_regression(2 * rng.normal(size=3000), 1.0), Fit())
+    headline, text = headline_and_text(noisy_regression(2 * rng.normal(size=3000), 1.0))
     assert re.fullmatch(r"Multiply σ by (1\.9\d|2\.0\d)", headline)
     assert "dropbayes calibrate" in text
 
 
 def test_a_bias_is_mended_before_the_scale():
     rng = np.random.default_rng(0)
-    headline, text = headline_and_text(noisy_regression(1 + rng.normal(size=3000), 1.0), Fit())
+    headline, text = headline_and_text(noisy_regression(1 + rng.normal(size=3000), 1.0))
     assert headline == "Mend the bias first"
     assert "run low" in text
 
@@ -124,7 +124,7 @@ BETTER = [Baseline("this model", 0.5, 0.1, 0.0), Baseline("linear regression", 0
 
 def test_the_last_answer_names_the_better_simple_model_of_the_first(regressor):
     measured = measurements.measure(regressor, *regression_rows(120, seed=5))
-    good, sure, _, todo = answers(measured, Fit(beside=BETTER))
+    good, sure, _, todo = answers(measured, beside=BETTER)
     assert (good.tone, todo.tone, todo.figure) == ("warn", "warn", "Prefer linear regression")
     assert "Linear regression errs less on these rows: use it, or fit again with more rows" in todo.text
     assert "noise, as far as the model can tell" in sure.text
@@ -132,14 +132,14 @@ def test_the_last_answer_names_the_better_simple_model_of_the_first(regressor):
 
 def test_the_last_answer_on_classes_names_the_better_simple_model_too(classifier):
     measured = measurements.measure(classifier, *class_rows(90, seed=4))
-    good, *_, todo = answers(measured, Fit(beside=BETTER))
+    good, *_, todo = answers(measured, beside=BETTER)
     assert good.tone == todo.tone == "warn"
     assert todo.figure == "Prefer linear regression"
 
 
 def test_predictions_no_better_than_a_guess_are_not_to_be_used_as_they_are():
     rng = np.random.default_rng(0)
-    good, _, trusted, todo = answers(noisy_regression(rng.normal(size=500), 1.0, rise=0.0), Fit())
+    good, _, trusted, todo = answers(noisy_regression(rng.normal(size=500), 1.0, rise=0.0))
     assert (good.tone, trusted.tone, todo.tone) == ("warn", "good", "warn")  # calibrated, and no use
     assert todo.figure == "Improve it first"
 
@@ -152,14 +152,14 @@ def test_a_skewed_target_is_to_be_transformed_unless_it_was():
     pit = calibration.gaussian_pit(mean, np.full(2000, level), y).numpy()
     std, ends = zero + level, (mean - level, mean + level)
     measured = measurements.Regression(10, y, mean, std, zero, std**2, *ends, pit, zero, zero)
-    headline, text = headline_and_text(measured, Fit())
+    headline, text = headline_and_text(measured)
     assert headline == "Transform the target" and "<code>--target-transform auto</code>" in text
-    assert headline_and_text(measured, Fit(transform="log"))[0] == "Learn the noise longer"
-    assert "--target-transform auto" in headline_and_text(measured, Fit(beside=BETTER))[1]
+    assert headline_and_text(measured, transform="log")[0] == "Learn the noise longer"
+    assert "--target-transform auto" in headline_and_text(measured, beside=BETTER)[1]
 
 
 def test_rows_later_than_those_trained_on_call_for_a_fit_along_the_time():
     measured = noisy_regression(5 + 0.1 * np.random.default_rng(0).normal(size=300), 1.0)
-    headline, text = headline_and_text(measured, Fit(time="the date"))
+    headline, text = headline_and_text(measured, time="the date")
     assert headline == "Fit along the time" and "<code>--time &#39;the date&#39;</code>" in text
-    assert headline_and_text(measured, Fit())[0] == "Mend the bias first"
+    assert headline_and_text(measured)[0] == "Mend the bias first"

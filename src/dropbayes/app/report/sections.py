@@ -37,7 +37,7 @@ def page_context(inputs: ReportInputs) -> dict[str, object]:
     in_series = inputs.band_feature is not None and bool((np.diff(x[:, inputs.band_feature]) >= 0).all())
     measured = measure(model, x, y, in_series=in_series)
     learned = {} if measured.has_classes else {"noise": model.noise, "transform": model.transform_.name}
-    fit = summary.Fit(beside=summary.baselines(measured, x, training), time=late, **learned)
+    beside = summary.baselines(measured, x, training)
     ranked = importances(model, x, y, features)
     is_dropped = len(x) >= MIN_ROWS and bool((model.population_.drop_prob > 0).any())
     return {
@@ -45,11 +45,10 @@ def page_context(inputs: ReportInputs) -> dict[str, object]:
         "n_rows": len(x),
         "n_training": training and len(training[0]),
         "m": measured,
-        "fit": fit,
-        "advice": summary.advice(measured, fit, features),
+        "advice": summary.advice(measured, features, beside=beside, time=late, **learned),
         "class_rows": _class_rows(measured) if measured.has_classes else None,
         "deferral": summary.deferral(measured),
-        "baseline_rows": summary.baseline_rows(fit.beside),
+        "baseline_rows": summary.baseline_rows(beside),
         "importance": ImportanceTable(ranked),
         "segments": SegmentTable(measured, [one.feature for one in ranked[:5]]),
         "shifts": ShiftTable(moved) if training or inputs.ranges else None,

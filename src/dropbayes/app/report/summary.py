@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -91,49 +90,46 @@ def baseline_rows(lines: Sequence[Baseline]) -> tuple[list[list[str]], set[int]]
     return rows, {k for k, line in enumerate(lines) if line.is_better}
 
 
-@dataclass(frozen=True)
-class Fit:
-    """The facts about a fit on which the advice on another fit depends."""
-
-    noise: str = "student"
-    transform: str = "none"
-    beside: Sequence[Baseline] = ()  # our model and simple ones
-    time: str = ""  # the date of which most rows are later than those trained on, though the model was not fitted so
-
-    @property
-    def better(self) -> Baseline | None:
-        """The best of the simple models that err less than ours beyond chance."""
-        return min((one for one in self.beside if one.is_better), key=lambda one: one.error, default=None)
-
-
 class Advice(NamedTuple):
-    """What must be corrected before the certainty is relied on; `summary.html` says it in words."""
+    """What must be corrected before the certainty is relied on, with what is named; `summary.html` has the words."""
 
-    fault: str = ""  # none if it is empty
-    feature: str = ""  # with which the noise varies
-    skewed: bool = False  # whether the target has a tail of large values, and was learned in its own scale
+    fault: str  # none if it is empty
+    feature: str  # with which the noise varies
+    skewed: bool  # whether the target has a tail of large values, and was learned in its own scale
+    time: str  # the date of which most rows are later than those trained on, though the model was not fitted so
+    beside: Sequence[Baseline]  # our model and simple ones
+    better: Baseline | None  # the best of those that err less than ours, beyond chance
 
 
-def advice(measured: Measured, fit: Fit, features: Sequence[Feature] = ()) -> Advice:
+def advice(
+    measured: Measured,
+    features: Sequence[Feature] = (),
+    *,
+    beside: Sequence[Baseline] = (),
+    time: str = "",
+    noise: str = "student",
+    transform: str = "none",
+) -> Advice:
     """The first fault in the order of correction: of the rows, of the predictions, then of the certainty."""
-    kind, skewed = measured.agreement.kind, False
-    if not measured.has_classes and fit.transform == "none":
+    kind, feature, skewed = measured.agreement.kind, "", False
+    if not measured.has_classes and transform == "none":
         skewed = bool(measured.y.min() >= 0 and measured.spread > 0 and scipy.stats.skew(measured.y) > 1)
-    late = fit.time and kind != "calibrated"
-    faults = {"few": kind == "few", "better": fit.better, "useless": measured.useless, "late": late}
-    if fault := next((fault for fault, is_found in faults.items() if is_found), ""):
-        return Advice(fault, skewed=skewed)
-    if measured.has_classes:
-        return Advice("" if kind == "calibrated" else "temperature")
-    numbers = {"the prediction": measured.mean} | {one.name: one.values for one in features if one.is_number}
-    if feature := uneven_width(measured.pit, numbers):
-        learned = "constant noise" if fit.noise == "constant" else "noise"
-        return Advice("skew" if skewed else learned, feature, skewed)
-    if kind == "calibrated":
-        return Advice()
-    if measured.side and not measured.side.startswith("slightly"):
-        return Advice("bias")
-    return Advice("shape" if kind == "uneven" else "scale")
+    better = min((one for one in beside if one.is_better), key=lambda one: one.error, default=None)
+    late = time and kind != "calibrated"
+    faults = {"few": kind == "few", "better": better, "useless": measured.useless, "late": late}
+    fault = next((fault for fault, is_found in faults.items() if is_found), "")
+    if not fault and not measured.has_classes:
+        numbers = {"the prediction": measured.mean} | {one.name: one.values for one in features if one.is_number}
+        if feature := uneven_width(measured.pit, numbers):
+            fault = "skew" if skewed else "constant noise" if noise == "constant" else "noise"
+    if not fault and kind != "calibrated":
+        if measured.has_classes:
+            fault = "temperature"
+        elif measured.side and not measured.side.startswith("slightly"):
+            fault = "bias"
+        else:
+            fault = "shape" if kind == "uneven" else "scale"
+    return Advice(fault, feature, skewed, time, beside, better)
 
 
 class Deferral(NamedTuple):
