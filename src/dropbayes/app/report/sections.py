@@ -16,7 +16,7 @@ from dropbayes.app.report import figures, summary
 from dropbayes.app.report.features import SHUFFLED_ROWS, ImportanceTable, SegmentTable, ShiftTable, importances, shifts
 from dropbayes.app.report.inputs import ReportInputs
 from dropbayes.app.report.layout import Column
-from dropbayes.app.report.measurements import Classification, Measured, Regression, measure
+from dropbayes.app.report.measurements import Classification, Measured, measure
 from dropbayes.plots import percentile_text
 from dropbayes.predictive import draw_mean
 from dropbayes.predictive.agreement import MIN_ROWS
@@ -94,7 +94,7 @@ class UncertainTable:
         columns = [
             (Column("row"), [f"{k + 1:,}" for k in top]),
             *((Column(label, all(map(_is_number, values))), list(map(_cell, values))) for label, values in shown),
-            *(_class_results(measured) if measured.has_classes else _number_results(measured)),
+            *_results(measured),
             (Column("epistemic share", share=True), share),
             (Column("percentile"), [rank.replace("above ", "> ").replace("below ", "< ") for rank in ranks]),
         ]
@@ -103,33 +103,26 @@ class UncertainTable:
         self.rows = list(zip(*cells, strict=True))
 
 
-Results = list[tuple[Column, list[str]]]  # columns of the most uncertain rows
-
-
-def _number_results(measured: Regression) -> Results:
+def _results(measured: Measured) -> list[tuple[Column, list[str]]]:
+    """The predictions, the truths and the uncertainty of the most uncertain rows, as columns."""
     top = measured.most_uncertain
-    lower, upper, mean, truth = (
-        [fixed_point(value, spread=measured.typical) for value in values[top]]
-        for values in (measured.lower, measured.upper, measured.mean, measured.y)
-    )
-    deviations = {"σ": measured.std, "epistemic σ": measured.epistemic**0.5, "aleatoric σ": measured.aleatoric**0.5}
-    return [
-        (Column("predicted"), mean),
-        (Column("95 % interval"), [f"{low} to {high}" for low, high in zip(lower, upper, strict=True)]),
-        (Column("truth"), truth),
-        *((Column(label), list(map(number, values[top]))) for label, values in deviations.items()),
-    ]
-
-
-def _class_results(measured: Classification) -> Results:
-    classes, top = measured.classes, measured.most_uncertain
-    parts = {"entropy": measured.total, "epistemic": measured.epistemic, "aleatoric": measured.aleatoric}
-    return [
-        (Column("predicted", number=False), [classes[k] for k in measured.predicted[top]]),
-        (Column("probability"), [percent(value) for value in measured.confidence[top]]),
-        (Column("truth", number=False), [classes[k] for k in measured.labels[top]]),
-        *((Column(label), list(map(number, values[top]))) for label, values in parts.items()),
-    ]
+    if measured.has_classes:
+        predicted, truth = ([measured.classes[k] for k in some[top]] for some in (measured.predicted, measured.labels))
+        stated = [
+            (Column("predicted", number=False), predicted),
+            (Column("probability"), [percent(value) for value in measured.confidence[top]]),
+            (Column("truth", number=False), truth),
+        ]
+        parts = {"entropy": measured.total, "epistemic": measured.epistemic, "aleatoric": measured.aleatoric}
+    else:
+        lower, upper, mean, truth = (
+            [fixed_point(value, spread=measured.typical) for value in values[top]]
+            for values in (measured.lower, measured.upper, measured.mean, measured.y)
+        )
+        intervals = [f"{low} to {high}" for low, high in zip(lower, upper, strict=True)]
+        stated = [(Column("predicted"), mean), (Column("95 % interval"), intervals), (Column("truth"), truth)]
+        parts = {"σ": measured.std, "epistemic σ": measured.epistemic**0.5, "aleatoric σ": measured.aleatoric**0.5}
+    return stated + [(Column(label), list(map(number, values[top]))) for label, values in parts.items()]
 
 
 def _percentiles(inputs: ReportInputs, uncertainty: Numbers) -> tuple[list[float], str]:
