@@ -24,6 +24,7 @@ from dropbayes.app.tables import write_tables
 from dropbayes.runtime import files
 from dropbayes.runtime.devices import cpu_threads
 from dropbayes.runtime.progress import ProgressBar
+from dropbayes.runtime.validation import check_choice
 
 
 @dataclass(frozen=True)
@@ -104,8 +105,7 @@ def predict_parquet(
         part_rows: The most rows of a part.
         progress: Whether to show a bar; by default in a terminal.
     """
-    if engine not in ENGINES:
-        raise ValueError(f"`engine` must be one of {', '.join(map(repr, ENGINES))}; got {engine!r}.")
+    check_choice("engine", engine, ENGINES)
     if part_rows < 1 or (n_workers is not None and n_workers < 1):
         raise ValueError(f"`part_rows` and `n_workers` must be at least 1; got {part_rows} and {n_workers}.")
     source, folder = pathlib.Path(source), pathlib.Path(folder)

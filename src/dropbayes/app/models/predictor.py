@@ -24,7 +24,7 @@ from dropbayes.likelihoods import Likelihood
 from dropbayes.linear import N_POINTS
 from dropbayes.runtime import storage
 from dropbayes.runtime.arrays import NumpyArray, round_digits
-from dropbayes.runtime.validation import check_count, check_positive, check_probability
+from dropbayes.runtime.validation import check_choice, check_count, check_positive, check_probability
 
 if TYPE_CHECKING:  # slow to import, and a network does not need them
     import pyarrow as pa
@@ -120,8 +120,7 @@ class Predictor:
         check_count("max_draws", self.max_draws, at_least=_MIN_DRAWS)
         check_positive("tolerance", self.tolerance)
         check_probability("coverage", self.coverage)
-        if self.method not in METHODS:
-            raise ValueError(f"`method` must be one of {', '.join(map(repr, METHODS))}; got {self.method!r}.")
+        check_choice("method", self.method, METHODS)
         self.seed, self.max_draws = int(self.seed), int(self.max_draws)
         self.coverage, self.tolerance = float(self.coverage), float(self.tolerance)
 
