@@ -38,8 +38,8 @@ def test_a_model_whose_columns_are_far_from_zero_is_served(tmp_path):
 
 def test_records_are_the_columns_of_the_schema(served):
     text = b'{"records": [{"size": null, "new": true, "city": "Oslo"}, {"size": 1, "city": "Rome", "new": false}]}'
-    asked = msgspec.json.decode(text, type=served.records_type)
-    assert served.columns_of(asked.records) == {"size": [None, 1.0], "city": ["Oslo", "Rome"], "new": [True, False]}
+    columns = {"size": [None, 1.0], "city": ["Oslo", "Rome"], "new": [True, False]}
+    assert served.records(text, max_rows=2)[1] == columns
 
 
 def test_a_matrix_beside_a_column_is_refused(served):

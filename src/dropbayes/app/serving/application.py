@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import hmac
 import logging
 import signal
@@ -28,7 +27,7 @@ from dropbayes.app.models.predictor import Predictor, uncertainty
 from dropbayes.app.serving import protocol
 from dropbayes.app.serving.batching import Batches
 from dropbayes.app.serving.metrics import Metrics
-from dropbayes.app.serving.protocol import InferenceRequest, Parameters
+from dropbayes.app.serving.protocol import InferenceRequest
 from dropbayes.app.serving.served import ServedModel, Settings, all_outputs
 from dropbayes.estimators.columns import Encoded
 from dropbayes.runtime import __version__
@@ -39,8 +38,6 @@ from dropbayes.runtime.arrays import NumpyArray
 _SMALL_BODY = 2**16
 
 _Value = TypeVar("_Value")
-_Render = Callable[[dict[str, Any], dict[str, NumpyArray]], Response]
-_Asked = tuple[Parameters, dict[str, Any], _Render]  # a request's settings, its columns, and how its answer is written
 _log = logging.getLogger("uvicorn.error")
 
 
@@ -127,53 +124,34 @@ class Service:
             prediction.cancel()
             departure.cancel()
 
-    async def _respond(self, request: Request, read: Callable[[ServedModel, bytes], _Asked]) -> Response:
-        """The answer to a request, read and rendered in a thread where it is long."""
-        model = self.named_model(request)
+    async def answer(self, request: Request) -> Response:
+        """The answer to tensors or to plain records, read and rendered in a thread where it is long."""
+        model, limits = self.named_model(request), {"max_rows": self.settings.max_rows}
+        length, as_records = request.headers.get(protocol.HEADER_LENGTH), request.url.path.endswith("/records")
 
-        def read_rows() -> tuple[Parameters, Encoded, _Render]:
-            asked, columns, render = read(model, body)
-            allow_new = self.settings.allow_new if asked.allow_new is None else asked.allow_new
-            return asked, model.encode(columns, allow_new=allow_new), render
+        def read() -> tuple[Any, Encoded]:
+            asked, columns = model.records(body, **limits) if as_records else model.tensors(body, length, **limits)
+            allow_new = asked.parameters.allow_new
+            return asked, model.encode(columns, allow_new=self.settings.allow_new if allow_new is None else allow_new)
 
         async with self._body(request) as body:
-            asked, rows, render = await self._off_loop(len(body) > _SMALL_BODY, read_rows)
-            given = {name: getattr(asked, name) for name in ("n_draws", "seed", "coverage")}
-            predictor = model.predictor.with_settings(**given, method=asked.method or self.settings.method)
+            asked, rows = await self._off_loop(len(body) > _SMALL_BODY, read)
+            given = {name: getattr(asked.parameters, name) for name in ("n_draws", "seed", "coverage")}
+            predictor = model.predictor.with_settings(**given, method=asked.parameters.method or self.settings.method)
             prediction = await self._prediction(request, predictor, rows.x)
-            outputs = all_outputs(prediction, rows, predictor, defer_above=asked.defer_above)
+            outputs = all_outputs(prediction, rows, predictor, defer_above=asked.parameters.defer_above)
             self.metrics.take_rows(model.name, uncertainty(prediction), outputs.get("deferred"))
             used = {name: getattr(predictor, name) for name in ("method", *given)}
             head = {"model_name": model.name, "model_version": model.version, "parameters": used}
-            return await self._off_loop(len(rows.x) > 1000, lambda: render(head, outputs))
 
-    async def infer(self, request: Request) -> Response:
-        length = request.headers.get(protocol.HEADER_LENGTH)
-
-        def read(model: ServedModel, body: bytes) -> _Asked:
-            asked, binary = protocol.decode_request(body, length)
-            asked.check(model.name, model.version, model.outputs)
-            n_columns = len(model.predictor.inputs)
-            columns = protocol.tensors(asked, binary, max_rows=self.settings.max_rows, n_columns=n_columns)
-            return asked.parameters, columns, functools.partial(protocol.response, asked)
-
-        return await self._respond(request, read)
-
-    async def records(self, request: Request) -> Response:
-        """The answer to plain records: a record with the columns that `dropbayes predict` adds for each."""
-
-        def read(model: ServedModel, body: bytes) -> _Asked:
-            def render(head: dict[str, Any], outputs: dict[str, NumpyArray]) -> Response:
-                columns = {name: values.tolist() for name, values in model.predictor.flat_columns(outputs).items()}
+            def render() -> Response:
+                if not as_records:
+                    return protocol.response(asked, head, outputs)
+                columns = {name: values.tolist() for name, values in predictor.flat_columns(outputs).items()}
                 found = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
                 return _json({**head, "records": found})
 
-            asked = protocol.decode_json(body, model.records_type, "the body is no records")
-            if len(asked.records) > self.settings.max_rows:
-                raise HTTPException(413, f"{len(asked.records)} records; at most {self.settings.max_rows} are taken.")
-            return asked.parameters, model.columns_of(asked.records), render
-
-        return await self._respond(request, read)
+            return await self._off_loop(len(rows.x) > 1000, render)
 
 
 # --- routes --------------------------------------------------------------------------------------------------------
@@ -261,8 +239,7 @@ def application(settings: Settings) -> ASGIApp:
         return [
             route(prefix, lambda request: service.named_model(request).metadata),
             route(f"{prefix}/ready", lambda request: {"name": service.named_model(request).name, "ready": True}),
-            Route(f"{prefix}/infer", service.infer, methods=["POST"]),
-            Route(f"{prefix}/records", service.records, methods=["POST"]),
+            *(Route(f"{prefix}/{form}", service.answer, methods=["POST"]) for form in ("infer", "records")),
         ]
 
     @contextlib.asynccontextmanager

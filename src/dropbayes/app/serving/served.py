@@ -14,10 +14,12 @@ from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+from starlette.exceptions import HTTPException
 
 from dropbayes.app.models.fields import check_finite
 from dropbayes.app.models.model import load
 from dropbayes.app.models.predictor import MATRIX, Predictor, location, uncertainty
+from dropbayes.app.serving import protocol
 from dropbayes.app.serving.protocol import Parameters, datatype_of
 from dropbayes.estimators.columns import Encoded
 from dropbayes.runtime.arrays import NumpyArray
@@ -123,10 +125,19 @@ class ServedModel:
         settings = ("parameters", Parameters, msgspec.field(default_factory=Parameters))
         return msgspec.defstruct(f"{self.name}_records", [("records", records), settings], forbid_unknown_fields=True)
 
-    def columns_of(self, records: Sequence[msgspec.Struct]) -> dict[str, list[Any]]:
-        """The columns of some plain records."""
-        values = zip(*(msgspec.structs.astuple(record) for record in records), strict=True)
-        return dict(zip(self.predictor.inputs, map(list, values), strict=True))
+    def records(self, body: bytes, *, max_rows: int) -> tuple[Any, dict[str, list[Any]]]:
+        """A request of plain records, and its columns: it is answered with those that `dropbayes predict` adds."""
+        asked = protocol.decode_json(body, self.records_type, "the body is no records")
+        if len(asked.records) > max_rows:
+            raise HTTPException(413, f"{len(asked.records)} records; at most {max_rows} are taken.")
+        values = zip(*map(msgspec.structs.astuple, asked.records), strict=True)
+        return asked, dict(zip(self.predictor.inputs, map(list, values), strict=True))
+
+    def tensors(self, body: bytes, header_length: str | None, *, max_rows: int) -> tuple[Any, dict[str, NumpyArray]]:
+        """A request of tensors, and its columns."""
+        asked, binary = protocol.decode_request(body, header_length)
+        asked.check(self.name, self.version, self.outputs)
+        return asked, protocol.tensors(asked, binary, max_rows=max_rows, n_columns=len(self.predictor.inputs))
 
     def encode(self, columns: Mapping[str, Any], *, allow_new: bool) -> Encoded:
         """The rows of some columns as inputs of the networks, with those beyond training."""
