@@ -14,6 +14,7 @@ from dropbayes.app.cli.messages import note
 
 
 def serve(
+    context: typer.Context,
     models: Annotated[
         list[str], typer.Argument(help="Model folders, or MODULE:NAME of a Predictor.", metavar="MODEL...")
     ],
@@ -44,20 +45,10 @@ def serve(
         token = pathlib.Path(token_file).read_text(encoding="ascii", errors="replace").strip()
         if not token or not (token.isascii() and token.isprintable()) or " " in token:
             raise ValueError(f"{token_file!r} must hold a token: one line of plain characters without spaces.")
-    settings = serving.Settings(
-        [pathlib.Path(path) for path in models],
-        host=host,
-        port=port,
-        workers=workers,
-        token=token,
-        allow_new=allow_new,
-        method=method,
-        further_hosts=allowed_host or (),
-        log_level=log_level,
-        max_body=max_body,
-        max_rows=max_rows,
-        max_draws=max_draws,
-    )
+    others = ("models", "token_file", "allowed_host")  # than those that bear the name of their setting
+    given = {name: value for name, value in context.params.items() if name not in others}
+    paths = [pathlib.Path(path) for path in models]
+    settings = serving.Settings(paths, token=token, further_hosts=allowed_host or (), **given)
     if token is None and not settings.is_local:
         note(f"whoever can reach {host} can ask this server; --token-file asks for a token.")
     serving.serve(
