@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from rich.console import RenderableType
 
-    from dropbayes.app.cli.rows import Rows
-
 
 def predict(
     model: options.ModelFolder,
@@ -148,18 +146,15 @@ def evaluate(
     """
     from dropbayes.app.cli.explaining import scores_of
     from dropbayes.app.cli.rows import judged_windows, note_training_rows
-    from dropbayes.app.models.fields import Judged, outcome_columns
+    from dropbayes.app.models.fields import outcome_columns
+    from dropbayes.app.tables import open_table
 
     fitted = app.load(model).with_draws(n_draws=n_draws, seed=seed)
-    regression, label = fitted.schema.task == "regression", data
-
-    def parts() -> Iterator[Judged]:
-        nonlocal label
-        for rows in judged_windows(fitted, data, delimiter=delimiter, encoding=encoding, allow_new=allow_new):
-            y, label = rows.y if regression else fitted.ensemble.classes_.searchsorted(rows.y), rows.source.label
-            yield rows.encoded.x, y, rows.place
-
-    _, columns = outcome_columns(fitted.ensemble, parts())
+    regression = fitted.schema.task == "regression"
+    with open_table(data, delimiter=delimiter, encoding=encoding) as source:
+        judged = judged_windows(fitted, source, allow_new=allow_new)
+        codes = (lambda y: y) if regression else fitted.ensemble.classes_.searchsorted
+        _, columns = outcome_columns(fitted.ensemble, ((one.encoded.x, codes(one.y), one.place) for one in judged))
     n_rows = len(columns["epistemic"])
     note_training_rows(fitted, data)
     n_draws = int(fitted.ensemble.n_draws) * len(fitted.ensemble.population_)
@@ -168,7 +163,7 @@ def evaluate(
     some = f" ({len(columns['crps']):,} rows)" if len(columns.get("crps", ())) not in (0, n_rows) else ""
 
     def lines() -> Iterator[RenderableType]:
-        yield f"{bold(fitted.schema.target)} in {escaped(label)}: {n_rows:,} rows, {n_draws} draws\n"
+        yield f"{bold(fitted.schema.target)} in {escaped(source.label)}: {n_rows:,} rows, {n_draws} draws\n"
         cells = [
             [
                 one.score.label,
@@ -183,7 +178,7 @@ def evaluate(
         what = "mean and standard deviation" if regression else "class shares"
         yield f"\n± one standard error; constant: the {what} of these very outcomes, predicted for every row"
 
-    found = {"model": str(fitted.path), "data": label, "n_rows": n_rows, "n_draws": n_draws}
+    found = {"model": str(fitted.path), "data": source.label, "n_rows": n_rows, "n_draws": n_draws}
     found |= {name: one.value for name, one in scores.items()}
     print_result(found | {"standard_errors": errors, "constant": constant}, lines(), as_json=as_json)
 
@@ -203,7 +198,7 @@ def calibrate(
 
     The correction is recorded in the model: predict, evaluate and report use it from then on.
     """
-    from dropbayes.app.cli.rows import joined_rows, judged_windows, note_training_rows
+    from dropbayes.app.cli.rows import note_training_rows, whole_table
 
     fitted = app.load(model)
     found: dict[str, object] = {"model": str(fitted.path), "method": None, "n_rows": None, "factor": None}
@@ -214,7 +209,7 @@ def calibrate(
     if data is None:
         raise ValueError("held-out rows are needed to calibrate on; name a table, or use `method` none.")
     reading: dict[str, Any] = {"delimiter": delimiter, "encoding": encoding, "allow_new": allow_new}
-    rows = joined_rows(judged_windows(fitted, data, **reading))
+    rows = whole_table(fitted, data, **reading)
     label = rows.source.label
     if not note_training_rows(fitted, data) and label == fitted.origin.get("file"):
         note(f"{label!r} has the name of the training table; calibrate on rows that the model has not seen.")
@@ -255,15 +250,15 @@ def report(
     """Write an HTML report on a model's predictions for a table."""
     options.check_one_output(output, as_json)
     from dropbayes.app.cli import explaining
-    from dropbayes.app.cli.rows import joined_rows, judged_windows, note_training_rows
+    from dropbayes.app.cli.rows import note_training_rows, whole_table
     from dropbayes.runtime import files
 
     if output != "-":
         files.check_output(output)
     fitted = app.load(model).with_draws(n_draws=n_draws, seed=seed)
     reading: dict[str, Any] = {"delimiter": delimiter, "encoding": encoding, "allow_new": allow_new}
-    rows = joined_rows(judged_windows(fitted, data, **reading))
-    known = None if training is None else joined_rows(judged_windows(fitted, training, **reading))
+    rows = whole_table(fitted, data, **reading)
+    known = None if training is None else whole_table(fitted, training, **reading)
     label = rows.source.label + (", the rows it was fitted to" if note_training_rows(fitted, data) else "")
     from dropbayes.app.report import report as page
 
@@ -313,21 +308,18 @@ def explain(
     the mutual information), against typical rows.
     """
     from dropbayes.app.cli import explaining
-    from dropbayes.app.cli.rows import joined_rows, windows
-    from dropbayes.app.tables import open_table
+    from dropbayes.app.cli.rows import whole_table
 
     fitted = app.load(model)
     if data is None:
         about = explaining.facts(fitted)
         print_result({"model": str(fitted.path), **about}, explaining.model_lines(fitted, about), as_json=as_json)
         return
-
-    def read(table: str, title: str) -> Rows:
-        with open_table(table, delimiter=delimiter, encoding=encoding) as source:
-            return joined_rows(windows(fitted, source, allow_new=allow_new, title=title))
-
-    typical = None if background is None else read(background, "background").encoded.x
-    given = read(data, "read")
+    reading: dict[str, Any] = {"delimiter": delimiter, "encoding": encoding, "allow_new": allow_new, "judged": False}
+    typical = None
+    if background is not None:
+        typical = whole_table(fitted, background, title="background", **reading).encoded.x
+    given = whole_table(fitted, data, **reading)
     found = explaining.reasons(fitted, given.encoded.x, typical, n_rows=rows)
     for one in found:
         one["place"] = given.place(one["row"])

@@ -111,28 +111,31 @@ def with_numbers(table: pa.Table, schema: Schema) -> pa.Table:
     return table
 
 
-def judged_windows(model: Model, data: str, *, allow_new: bool, **reading: str | None) -> Iterator[Rows]:
+def judged_windows(model: Model, source: Source, *, allow_new: bool, title: str = "read") -> Iterator[Rows]:
     """The rows of a table that have an outcome, a window at a time."""
+    check_columns(model.schema, source.names, source.label, with_target=True)
     n_rows = n_known = 0
-    with open_table(data, **reading) as source:
-        check_columns(model.schema, source.names, source.label, with_target=True)
-        for rows in windows(model, source, allow_new=allow_new, title="read"):
-            y, known = model.outcomes(rows.table, at=rows.place)
-            inputs = Encoded(rows.encoded.x[known])  # what was unusual in them is counted already
-            if known.any():
-                yield Rows(source, rows.numbers[known], rows.table.filter(known), inputs, y[known])
-            n_rows, n_known = n_rows + len(known), n_known + int(known.sum())
+    for rows in windows(model, source, allow_new=allow_new, title=title):
+        y, known = model.outcomes(rows.table, at=rows.place)
+        inputs = Encoded(rows.encoded.x[known])  # what was unusual in them is counted already
+        if known.any():
+            yield Rows(source, rows.numbers[known], rows.table.filter(known), inputs, y[known])
+        n_rows, n_known = n_rows + len(known), n_known + int(known.sum())
     if not n_known:
         raise ValueError(f"{source.label}, column {quote(model.schema.target)}: no row has a value to compare with.")
     if n_known < n_rows:
         note(f"{count(n_rows - n_known, 'row')} without a target left out.")
 
 
-def joined_rows(windows: Iterable[Rows]) -> Rows:
-    """All rows of some windows."""
-    sources, numbers, tables, encoded, y = zip(*windows, strict=True)
+def whole_table(
+    model: Model, data: str, *, allow_new: bool, judged: bool = True, title: str = "read", **reading: str | None
+) -> Rows:
+    """All rows of a table, or all that have an outcome."""
+    with open_table(data, **reading) as source:
+        parts = (judged_windows if judged else windows)(model, source, allow_new=allow_new, title=title)
+        _, numbers, tables, encoded, y = zip(*parts, strict=True)
     inputs = Encoded(np.concatenate([one.x for one in encoded]))
-    return Rows(sources[0], np.concatenate(numbers), pa.concat_tables(tables), inputs, np.concatenate(y))
+    return Rows(source, np.concatenate(numbers), pa.concat_tables(tables), inputs, np.concatenate(y))
 
 
 def fingerprint(data: str) -> str | None:
