@@ -21,10 +21,9 @@ from torch import Tensor, nn
 from dropbayes import linear
 from dropbayes.estimators import files
 from dropbayes.estimators.atoms import AtomMixture, Atoms
-from dropbayes.estimators.bins import Bins
 from dropbayes.estimators.extrapolation import Bounds, Extrapolation
 from dropbayes.estimators.frames import as_array, frame_inputs
-from dropbayes.estimators.missing import MissingValues
+from dropbayes.estimators.inputs import Bins, MissingValues
 from dropbayes.estimators.noise import StudentNoise
 from dropbayes.estimators.process import Process, offset_draws
 from dropbayes.estimators.recalibration import tempered

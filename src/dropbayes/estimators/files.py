@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dropbayes.estimators.bins import Bins
-from dropbayes.estimators.missing import MissingValues
+from dropbayes.estimators.inputs import Bins, MissingValues
 from dropbayes.population import Member, Population
 from dropbayes.population.heads import head_of
 from dropbayes.population.records import ACTIVATIONS, STACKED

@@ -15,11 +15,10 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_array, check_is_fitted, check_X_y, validate_data
 from torch import Tensor
 
-from dropbayes.estimators.bins import Bins
 from dropbayes.estimators.ensembles import Ensemble
 from dropbayes.estimators.extrapolation import Gap
 from dropbayes.estimators.frames import as_array, check_names, frame_inputs, frame_schema, is_mixed_frame
-from dropbayes.estimators.missing import MissingValues
+from dropbayes.estimators.inputs import Bins, MissingValues
 from dropbayes.estimators.parameters import FOLDS, MANY_ROWS, Parameters
 from dropbayes.estimators.process import Offset
 from dropbayes.estimators.rows import canonical_rows, row_groups, time_groups

@@ -1,7 +1,8 @@
-r"""Columns cut into bins, so that a network can bend a column's effect at every quantile as trees can.
+r"""Columns of numbers as inputs of networks: missing values filled and flagged, and columns cut into bins.
 
-Piecewise linear encoding (Gorishniy, Rubachev and Babenko 2022, "On Embeddings for Numerical Features in Tabular Deep
-Learning"): a value x becomes one input for each bin $[b_k, b_{k+1}]$ of its column,
+A missing value is imputed by the mean, with an indicator column. Bins let a network bend a column's effect at every
+quantile as trees can, by piecewise linear encoding (Gorishniy, Rubachev and Babenko 2022, "On Embeddings for Numerical
+Features in Tabular Deep Learning"): a value x becomes one input for each bin $[b_k, b_{k+1}]$ of its column,
 $$\min\big(\max\big((x - b_k) / (b_{k+1} - b_k),\; 0\big),\; 1\big),$$
 beside x itself.
 """
@@ -13,11 +14,42 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[np.float64]
+from dropbayes.runtime.arrays import Numbers
+
 _MAX_BINS = 16
 _ROWS_PER_BIN = 20
 # A column of at most so many values has a bin between any two, in tables of at most so many columns.
 _CODES, _CODED_COLUMNS = 6, 64
+
+
+@dataclass(frozen=True, eq=False)
+class MissingValues:
+    """The encoding of missing values, determined by the training rows.
+
+    Example:
+        >>> values = MissingValues.of(np.array([[1.0, 5.0], [3.0, np.nan]]))
+        >>> values.encode(np.array([[np.nan, np.nan]]))
+        array([[2., 5., 1.]])
+    """
+
+    fill: Numbers  # the mean of the present values of each column; 0 for a column without any
+    columns: npt.NDArray[np.int64]  # the indices of those with missing values in training; each has an indicator
+
+    @classmethod
+    def of(cls, x: Numbers) -> MissingValues:
+        """The encoding for training rows."""
+        absent = np.isnan(x)
+        count = (~absent).sum(0)
+        fill = np.where(absent, 0.0, x).sum(0) / np.maximum(count, 1)
+        return cls(fill, np.flatnonzero(absent.any(0)))
+
+    def encode(self, x: Numbers) -> Numbers:
+        """The columns filled, followed by the indicators: 1 where a value was missing.
+
+        A value missing in a column that was complete in training is filled without an indicator.
+        """
+        absent = np.isnan(x)
+        return np.column_stack([np.where(absent, self.fill, x), absent[:, self.columns].astype(np.float64)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,10 +61,10 @@ class Bins:
         [[0.5, 0.5, 0.0], [2.0, 1.0, 0.5], [9.0, 1.0, 1.0]]
     """
 
-    edges: tuple[Array, ...]  # of each column's bins, in increasing order; empty for a column without bins
+    edges: tuple[Numbers, ...]  # of each column's bins, in increasing order; empty for a column without bins
 
     @classmethod
-    def of(cls, x: Array, *, max_inputs: int) -> Bins:
+    def of(cls, x: Numbers, *, max_inputs: int) -> Bins:
         """Bins that hold equal numbers of training rows; between all values of a column that has few, such as codes.
 
         The bins of all others have at most `max_inputs` inputs: of many columns, each has fewer bins or none.
@@ -42,7 +74,7 @@ class Bins:
         levels = np.linspace(0, 1, n_bins + 1) if n_bins > 1 else np.empty(0)
         most = max(n_bins, _CODES if n_columns <= _CODED_COLUMNS else 0)
 
-        def edges(column: Array) -> Array:
+        def edges(column: Numbers) -> Numbers:
             values = np.unique(column)
             coded = len(values) <= most and n_rows >= _ROWS_PER_BIN * len(values)
             found = values if coded else np.unique(np.quantile(column, levels, method="nearest"))
@@ -55,7 +87,7 @@ class Bins:
         """The number of inputs that encode the bins."""
         return sum(max(0, len(edges) - 1) for edges in self.edges)
 
-    def encode(self, x: Array) -> Array:
+    def encode(self, x: Numbers) -> Numbers:
         """The columns, followed by the inputs of their bins."""
         pieces = [
             np.clip((column[:, None] - edges[:-1]) / np.diff(edges), 0.0, 1.0)
