@@ -29,6 +29,11 @@ def _array(z: float | Tensor) -> np.ndarray:
 class Process(ABC):
     r"""A posterior over functions given data, $p(\mathbf f \mid \mathbf X, \mathbf Y)$."""
 
+    noise_variance: float
+    r"""The variance $\tau^{-1}$ of an observation given $\mathbf f$."""
+    log_marginal_likelihood: float
+    r"""The log evidence $\log p(\mathbf Y \mid \mathbf X)$, summed over independent outputs."""
+
     @abstractmethod
     def mean(self, x: Tensor) -> Tensor:
         r"""The posterior mean $\mathbb E[\mathbf f(\mathbf x^*)]$, `[row]` or `[row, output]` as the data's `y`."""
@@ -45,11 +50,6 @@ class Process(ABC):
     def draws(self, x: Tensor, *, n_draws: int, seed: int = 0) -> Tensor:
         r"""Functions drawn from the posterior, at `x`: `[draw, row]` or `[draw, row, output]`."""
 
-    @property
-    @abstractmethod
-    def noise_variance(self) -> float:
-        r"""The variance $\tau^{-1}$ of an observation given $\mathbf f$."""
-
     def log_density(self, x: Tensor, y: Tensor) -> Tensor:
         r"""The predictive log-density $\log p(\mathbf y^* \mid \mathbf x^*, \mathbf X, \mathbf Y)$ of each row.
 
@@ -58,11 +58,6 @@ class Process(ABC):
         mean, std = self.mean(x), (self.variance(x) + self.noise_variance).sqrt()
         density = torch.distributions.Normal(mean, std if mean.dim() == 1 else std[:, None])
         return sum_events(density.log_prob(checked_targets(mean, y)), y)
-
-    @property
-    @abstractmethod
-    def log_marginal_likelihood(self) -> float:
-        r"""The log evidence $\log p(\mathbf Y \mid \mathbf X)$, summed over independent outputs."""
 
 
 def checked_data(x: Tensor, y: Tensor, precision: float, *, noise_free: bool) -> None:
@@ -155,7 +150,8 @@ class ExactProcess(Process):
 
     regressor: GaussianProcessRegressor  # fitted to Y - b_L
     output_bias: float | Tensor
-    noise_variance: float = 0.0
+    noise_variance: float
+    log_marginal_likelihood: float
 
     def _inputs(self, x: Tensor) -> np.ndarray:
         n_inputs = self.regressor.X_train_.shape[1]
@@ -183,10 +179,6 @@ class ExactProcess(Process):
         samples = self.regressor.sample_y(self._inputs(x), n_samples=n_draws, random_state=seed)
         samples = samples.reshape(len(x), *self.regressor.y_train_.shape[1:], n_draws)
         return (torch.as_tensor(samples).movedim(-1, 0) + torch.as_tensor(self.output_bias)).to(x)
-
-    @property
-    def log_marginal_likelihood(self) -> float:
-        return float(self.regressor.log_marginal_likelihood_value_)
 
 
 def exact_process(
@@ -236,7 +228,8 @@ def exact_process(
                     RuntimeWarning,
                     stacklevel=2,
                 )
-            return ExactProcess(regressor, output_bias, 1 / precision)
+            evidence = float(regressor.log_marginal_likelihood_value_)
+            return ExactProcess(regressor, output_bias, 1 / precision, evidence)
     raise ValueError(
         f"`covariance` must be positive semi-definite at the data; got a {len(x)} x {len(x)} matrix that "
         f"{JITTERS[-1]:.0e} of its mean variance on the diagonal does not make so."

@@ -22,20 +22,19 @@ class FiniteRankProcess(Process):
 
     $$\mathbf w_d \mid \mathbf y_d \sim \mathcal N(\mathbf m_d, \tau^{-1} (\mathbf R^T \mathbf R)^{-1}), \quad
     \mathbf R^T \mathbf R = \Phi^T \Phi + \tau^{-1} \mathbf I_K$$
-
-    The `log_evidence` is $\log p(\mathbf Y \mid \mathbf X, \mathbf W_1, \mathbf b)$.
     """
 
     features: Features
     weights: Tensor  # m, [unit] or [unit, output]
     root: Tensor  # R, upper triangular
-    precision: float
     output_bias: float
-    log_evidence: float
+    noise_variance: float
+    log_marginal_likelihood: float  # log p(Y | X, W_1, b)
 
     def _spread(self, x: Tensor) -> Tensor:
         r"""$\tau^{-1/2} \Phi \mathbf R^{-1}$: a square root of the posterior covariance."""
-        return torch.linalg.solve_triangular(self.root, self.features(x), upper=True, left=False) * self.precision**-0.5
+        whitened = torch.linalg.solve_triangular(self.root, self.features(x), upper=True, left=False)
+        return whitened * self.noise_variance**0.5
 
     def mean(self, x: Tensor) -> Tensor:
         return self.features(x) @ self.weights + self.output_bias
@@ -52,14 +51,6 @@ class FiniteRankProcess(Process):
         generator = torch.Generator().manual_seed(seed ^ 0x64726177)
         noise = torch.randn(n_draws, *self.weights.shape, generator=generator, dtype=torch.float64).to(x)
         return self.mean(x) + torch.einsum("nk,sk...->sn...", self._spread(x), noise)
-
-    @property
-    def noise_variance(self) -> float:
-        return 1 / self.precision
-
-    @property
-    def log_marginal_likelihood(self) -> float:
-        return self.log_evidence
 
 
 def finite_rank_process(
@@ -97,7 +88,7 @@ def finite_rank_process(
     log_determinant = 2 * root.diagonal().abs().log().sum() - (n_rows - n_units) * math.log(precision)
     log_evidence = -0.5 * (quadratic + targets.shape[1] * (log_determinant + n_rows * math.log(2 * math.pi)))
     weights = weights[:, 0] if y.dim() == 1 else weights
-    return FiniteRankProcess(features, weights, root, precision, output_bias, float(log_evidence))
+    return FiniteRankProcess(features, weights, root, output_bias, 1 / precision, float(log_evidence))
 
 
 @dataclass(frozen=True)
