@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from dropbayes.language.uncertainty import UncertaintyRecord
+from dropbayes.language.uncertainty import TokenUncertainty
 from dropbayes.scores.information import expected_entropy, mutual_information, predictive_entropy, variation_ratio
 
 T, B, V = 4, 3, 5
@@ -18,11 +18,8 @@ def distributions(n_tokens, seed=0):
 
 
 def judged(log_probs, tokens, mask=None):
-    record = UncertaintyRecord()
     mask = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
-    for place in range(tokens.shape[1]):
-        record.add(log_probs[:, :, place], tokens[:, place], mask[:, place])
-    return record.result()
+    return TokenUncertainty.of(log_probs, tokens, mask).texts()
 
 
 def some_tokens(n_tokens):
@@ -88,3 +85,15 @@ def test_a_token_of_probability_zero_adds_nothing_to_the_entropy():
     result = judged(log_probs, torch.tensor([[0]]))
     assert float(result.token_entropy) == pytest.approx(math.log(2))
     assert float(result.token_mutual_information) == 0
+
+
+def test_tokens_judged_one_by_one_make_the_text_judged_as_a_whole():
+    log_probs, tokens = distributions(5), some_tokens(5)
+    mask = torch.arange(5) < torch.tensor([[5], [3], [1]])
+    steps, so_far = [], torch.zeros(T, B, dtype=torch.float64)
+    for place in range(5):
+        steps.append(TokenUncertainty.of(log_probs[:, :, place], tokens[:, place], mask[:, place], so_far))
+        so_far = so_far + steps[-1].draw_log_probs.nan_to_num(nan=0.0)
+    joined, whole = TokenUncertainty.joined(steps, torch.stack, -1), TokenUncertainty.of(log_probs, tokens, mask)
+    for name, value in vars(whole).items():
+        torch.testing.assert_close(vars(joined)[name], value, equal_nan=True)

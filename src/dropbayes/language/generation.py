@@ -12,7 +12,7 @@ from torch.utils._pytree import PyTree
 
 from dropbayes.language.decoding import DrawnModel, checked_language_model, checked_options, checked_padding
 from dropbayes.language.scoring import Text, Texts, decoded, named_inputs, score_answers
-from dropbayes.language.uncertainty import TextUncertainty, TokenUncertainty, UncertaintyRecord, text_frame, text_table
+from dropbayes.language.uncertainty import TextUncertainty, TokenUncertainty, text_frame, text_table
 from dropbayes.runtime.formatting import Printed, Table
 from dropbayes.sampling import Sampling, derived_seed
 
@@ -118,17 +118,20 @@ def generate(
 
 def _under_the_mean(work: Texts, at_once: int, on_token: Callable[[TokenUncertainty], None] | None) -> Generation:
     drawn = DrawnModel(work.folded(range(work.keys.n_draws), at_once), together=True)
-    record, ends = UncertaintyRecord(), _ends(work.config)
-    is_beam = (work.config.num_beams or 1) > 1
-    alive: list[Tensor] = []
+    is_beam, ends = (work.config.num_beams or 1) > 1, _ends(work.config)
+    steps: list[TokenUncertainty] = []
+    known: list[tuple[Tensor, Tensor]] = []  # which texts have not ended, and the log-probability of each so far
 
     def observe(sequences: Tensor, _: Any, **__: Any) -> Tensor:
         """A stopping criterion that never stops: it observes each token as it is chosen."""
         tokens = sequences[:, -1]
         assert drawn.log_probs is not None
-        living = alive[-1] if alive else torch.ones_like(tokens, dtype=torch.bool)
-        step = record.add(drawn.log_probs, tokens, living)
-        alive.append(living & ~torch.isin(tokens, ends.to(tokens.device)))
+        begin = torch.ones_like(tokens, dtype=torch.bool), torch.zeros_like(drawn.log_probs[..., 0])
+        living, so_far = known[-1] if known else begin
+        step = TokenUncertainty.of(drawn.log_probs, tokens, living, so_far)
+        going_on = living & ~torch.isin(tokens, ends.to(tokens.device))
+        known.append((going_on, so_far + step.draw_log_probs.masked_fill(~living, 0.0)))
+        steps.append(step)
         if on_token is not None:
             on_token(step)
         return torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
@@ -138,9 +141,11 @@ def _under_the_mean(work: Texts, at_once: int, on_token: Callable[[TokenUncertai
     if is_beam:
         repeats = len(sequences) // work.n_rows
         repeated = {name: value.repeat_interleave(repeats, 0) for name, value in work.given.items()}
-        record = score_answers(replace(work, given=repeated), answer, _until_the_end(answer, ends), at_once)
-    judged = vars(record.result())
-    return Generation(sequences=sequences, cache_bytes=drawn.cache_bytes, n_draws=work.keys.n_draws, **judged)
+        judged = score_answers(replace(work, given=repeated), answer, _until_the_end(answer, ends), at_once)
+    else:
+        judged = TokenUncertainty.joined(steps, torch.stack, -1).texts()
+    n_draws = work.keys.n_draws
+    return Generation(sequences=sequences, cache_bytes=drawn.cache_bytes, n_draws=n_draws, **vars(judged))
 
 
 def _under_each_draw(work: Texts, at_once: int) -> DrawnTexts:
@@ -160,7 +165,7 @@ def _under_each_draw(work: Texts, at_once: int) -> DrawnTexts:
     tokens = whole[..., work.new_from :]
     masks = [_until_the_end(text[..., work.new_from :], _ends(work.config)) for text in texts]
     mask = torch.cat([nn.functional.pad(one, (0, tokens.shape[-1] - one.shape[-1])) for one in masks])
-    judged = [score_answers(work, tokens[i], mask[i], 1, range(i, i + 1)).result() for i in range(len(tokens))]
+    judged = [score_answers(work, tokens[i], mask[i], 1, range(i, i + 1)) for i in range(len(tokens))]
     log_prob = torch.stack([one.token_log_prob for one in judged])
     entropy = torch.stack([one.token_entropy for one in judged])
     return DrawnTexts(

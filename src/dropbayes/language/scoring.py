@@ -13,7 +13,7 @@ from torch.utils._pytree import PyTree
 
 from dropbayes.language.decoding import checked_language_model, checked_options, generating_module
 from dropbayes.language.folding import FoldedDraws
-from dropbayes.language.uncertainty import TextUncertainty, TokenUncertainty, UncertaintyRecord
+from dropbayes.language.uncertainty import TextUncertainty, TokenUncertainty
 from dropbayes.runtime.validation import check_count
 from dropbayes.sampling import Keys, Sampling
 
@@ -61,7 +61,7 @@ def score(
         answer_mask = torch.ones_like(answer) if pad is None else answer != int(pad)
     work = Texts(model, keys, sampling, given, config, {})
     with torch.no_grad():
-        result = score_answers(work, answer, answer_mask.bool(), work.at_once(draws_at_once)).result()
+        result = score_answers(work, answer, answer_mask.bool(), work.at_once(draws_at_once))
     return replace(result, texts=decoded(tokenizer, result.tokens, result.mask))
 
 
@@ -126,28 +126,21 @@ class Texts:
 
 def score_answers(
     work: Texts, answer: Tensor, mask: Tensor, at_once: int, draws: range | None = None
-) -> UncertaintyRecord:
+) -> TextUncertainty:
     """The uncertainty of given answers, in chunks of rows."""
     draws = range(work.keys.n_draws) if draws is None else draws
     folded = work.folded(draws, at_once)
     vocabulary = int(generating_module(work.model).config.get_text_config().vocab_size)
     bytes_per_row = 4 * len(draws) * answer.shape[1] * vocabulary
     rows_at_once = max(1, 2**28 // bytes_per_row)
-    record = UncertaintyRecord()
-    blocks: list[UncertaintyRecord] = []
+    blocks = []
     for start in range(0, len(answer), rows_at_once):
         rows = slice(start, start + rows_at_once)
         arguments, columns = _whole_text(work, {k: v[rows] for k, v in work.given.items()}, answer[rows], mask[rows])
         n_rows = len(answer[rows])
         logits = [one(arguments, n_rows).logits[:, columns].float().unflatten(0, (-1, n_rows)) for one in folded]
-        log_probs = torch.cat(logits).log_softmax(-1)
-        blocks.append(UncertaintyRecord())
-        for position in range(answer.shape[1]):
-            blocks[-1].add(log_probs[:, :, position], answer[rows, position], mask[rows, position])
-    for steps in zip(*(block.steps for block in blocks), strict=True):
-        joined = {name: torch.cat([vars(step)[name] for step in steps], -1) for name in vars(steps[0])}
-        record.steps.append(TokenUncertainty(**joined))
-    return record
+        blocks.append(TokenUncertainty.of(torch.cat(logits).log_softmax(-1), answer[rows], mask[rows]))
+    return TokenUncertainty.joined(blocks, torch.cat, -2).texts()
 
 
 def _whole_text(work: Texts, given: dict[str, Tensor], answer: Tensor, mask: Tensor) -> tuple[dict[str, Any], slice]:

@@ -98,7 +98,7 @@ def text_table(title: str, frame: pandas.DataFrame) -> Table:
 
 @dataclass(frozen=True)
 class TokenUncertainty:
-    """The uncertainty of one new token per row; NaN in finished rows."""
+    """The uncertainty of one new token per row, or of texts, `[row, token]`; NaN after the end of a text."""
 
     tokens: Tensor
     mask: Tensor
@@ -111,57 +111,49 @@ class TokenUncertainty:
     weighted_entropy: Tensor  #: The entropy of the distribution in which draws are weighted by the text so far.
     weighted_expected_entropy: Tensor
 
+    @classmethod
+    def of(cls, log_probs: Tensor, tokens: Tensor, mask: Tensor, so_far: Tensor | None = None) -> TokenUncertainty:
+        """That of tokens, with the log-probabilities of all by each draw, `[draw, row, (position,) token]`.
 
-class UncertaintyRecord:
-    """The uncertainty of texts, accumulated token by token."""
-
-    def __init__(self) -> None:
-        self.steps: list[TokenUncertainty] = []
-        self._log_weights: Tensor | None = None
-
-    def add(self, log_probs: Tensor, tokens: Tensor, mask: Tensor) -> TokenUncertainty:
-        """Adds the token of each row, with the log-probabilities of all by each draw, `[draw, row, token]`.
-
-        `mask` has the rows whose text had not ended.
+        `mask` has the tokens of texts that had not ended; `so_far`, `[draw, row]`, is the log-probability of what
+        comes before the one token of each row, and is known for whole texts.
         """
         n_draws = log_probs.shape[0]
-        if self._log_weights is None:
-            self._log_weights = torch.full(log_probs.shape[:2], -math.log(n_draws), device=log_probs.device)
-        weights = self._log_weights.log_softmax(0)
-        entropies = _entropy(log_probs)
+        chosen = log_probs.gather(-1, tokens.expand(n_draws, *tokens.shape)[..., None])[..., 0]
+        if so_far is None:
+            so_far = torch.nn.functional.pad(chosen.masked_fill(~mask, 0.0), (1, -1)).cumsum(-1)
+        weights = so_far.log_softmax(0)
+        entropies, votes = _entropy(log_probs), log_probs.argmax(-1)
         mean = log_probs.logsumexp(0) - math.log(n_draws)
-        weighted = (log_probs + weights[..., None]).logsumexp(0)
-        chosen = log_probs.gather(-1, tokens.expand(n_draws, -1)[..., None])[..., 0]
-        votes = log_probs.argmax(-1)
-        step = {
-            "log_prob": mean.gather(-1, tokens[:, None])[:, 0],
+        judged = {
+            "log_prob": mean.gather(-1, tokens[..., None])[..., 0],
             "entropy": _entropy(mean),
             "expected_entropy": entropies.mean(0),
             "mutual_information": (_entropy(mean) - entropies.mean(0)).clamp(min=0),
             "disagreement": 1 - (votes == votes.mode(0).values).float().mean(0),
             "draw_log_probs": chosen,
-            "weighted_entropy": _entropy(weighted),
+            "weighted_entropy": _entropy((log_probs + weights[..., None]).logsumexp(0)),
             "weighted_expected_entropy": (weights.exp() * entropies).sum(0),
         }
-        masked = {name: value.masked_fill(~mask, math.nan) for name, value in step.items()}
-        self._log_weights = self._log_weights + chosen.masked_fill(~mask, 0.0)
-        self.steps.append(TokenUncertainty(tokens=tokens, mask=mask, **masked))
-        return self.steps[-1]
+        return cls(tokens, mask, **{name: value.masked_fill(~mask, math.nan) for name, value in judged.items()})
 
-    def result(self) -> TextUncertainty:
-        """The uncertainty of the texts so far."""
-        every = {name: torch.stack([vars(step)[name] for step in self.steps], -1) for name in vars(self.steps[0])}
-        mask, draws = every["mask"], every["draw_log_probs"]
-        texts = draws.nansum(-1).logsumexp(0) - math.log(len(draws))
-        weighted = every["weighted_entropy"], every["weighted_expected_entropy"]
+    @classmethod
+    def joined(cls, parts: Sequence[TokenUncertainty], join: Callable[..., Tensor], axis: int) -> TokenUncertainty:
+        """Tokens stacked to texts, or the texts of several rows one after another."""
+        return cls(**{name: join([vars(part)[name] for part in parts], axis) for name in vars(parts[0])})
+
+    def texts(self) -> TextUncertainty:
+        """The uncertainty of the texts that the tokens make."""
         names = ("log_prob", "entropy", "expected_entropy", "mutual_information", "disagreement")
-        known: dict[str, Any] = {f"token_{name}": every[name] for name in names}
-        known |= {name: every[name] for name in ("tokens", "mask", "draw_log_probs")}
+        known: dict[str, Any] = {f"token_{name}": vars(self)[name] for name in names}
+        whole = self.draw_log_probs.nansum(-1).logsumexp(0) - math.log(len(self.draw_log_probs))
+        by_token = self.log_prob.nansum(-1), self.entropy, self.expected_entropy
         return TextUncertainty(
-            product_of_expectations=_sequence(
-                every["log_prob"].nansum(-1), every["entropy"], every["expected_entropy"], mask
-            ),
-            expectation_of_products=_sequence(texts, *weighted, mask),
+            tokens=self.tokens,
+            mask=self.mask,
+            draw_log_probs=self.draw_log_probs,
+            product_of_expectations=_sequence(*by_token, self.mask),
+            expectation_of_products=_sequence(whole, self.weighted_entropy, self.weighted_expected_entropy, self.mask),
             **known,
         )
 
@@ -174,7 +166,7 @@ def _sequence(log_prob: Tensor, total: Tensor, data: Tensor, mask: Tensor) -> Se
 
 def _entropy(log_probs: Tensor) -> Tensor:
     """The entropy over the last axis; a token of probability 0 adds nothing."""
-    return -torch.where(log_probs > -math.inf, log_probs.exp() * log_probs, 0.0).sum(-1)
+    return torch.special.entr(log_probs.exp()).sum(-1)
 
 
 # --- of meanings rather than wordings -----------------------------------------------------------------------------
