@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +25,7 @@ def _in_training(layer: nn.Module) -> bool:
     return layer.training
 
 
-class WeightLayer(nn.Module, ABC):
+class WeightLayer(nn.Module):
     r"""A torch layer whose `weight` is the mean of a $q(\mathbf W)$."""
 
     weight: Tensor
@@ -40,13 +39,13 @@ class WeightLayer(nn.Module, ABC):
         self.noise.attach(*self.matrix().shape, bias=self.bias is not None)
         self.row_axis = row_axis
 
-    @abstractmethod
     def matrix(self) -> Tensor:
-        """The stored weight as `[unit, column]`: a unit is an input (a channel, a word)."""
+        """The stored weight as `[unit, column]`, as a table has it: a unit is an input (a channel, a word)."""
+        return self.weight
 
-    @abstractmethod
     def weight_of(self, matrix: Tensor) -> Tensor:
         """The inverse of `matrix`, with any leading axes."""
+        return matrix
 
     def posterior(self) -> Family:
         return self.noise.posterior(self.matrix())
@@ -226,12 +225,6 @@ class Embedding(WeightLayer, nn.Embedding):
     """
 
     bias = None
-
-    def matrix(self) -> Tensor:
-        return self.weight
-
-    def weight_of(self, matrix: Tensor) -> Tensor:
-        return matrix
 
     def _random_weights(self) -> Family:
         q = super()._random_weights()
