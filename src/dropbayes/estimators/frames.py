@@ -29,13 +29,14 @@ def frame_schema(frame: Any) -> Schema:
     """
     import pyarrow as pa
 
+    from dropbayes.estimators.columns.cells import Cells
     from dropbayes.estimators.columns.inference import LeftOut, column_of
     from dropbayes.estimators.columns.schema import Column, Schema
 
     table, columns, left_out = as_table(frame), [], {}
     for name in table.column_names:
         is_category = pa.types.is_dictionary(table.schema.field(name).type)
-        match column_of(table[name], name, at=_location, categorical=is_category):
+        match column_of(Cells(table[name], name, _location), categorical=is_category):
             case Column() as column:
                 columns.append(column)
             case LeftOut(reason):

@@ -3,19 +3,19 @@
 import pyarrow as pa
 import pytest
 
-from dropbayes.estimators.columns import Column, Schema, column_of, encode
+from dropbayes.estimators.columns import Cells, Column, Schema, column_of, encode
 from tests.estimators.columns.places import at, texts
 
 
 def test_a_number_is_filled_by_its_median_and_flagged():
-    column = column_of(texts("1", "", "2", "10"), "a", at=at)
+    column = column_of(Cells(texts("1", "", "2", "10"), "a", at))
     assert column == Column("a", "number", fill=2.0, flagged=True, low=1.0, high=10.0)
     found = encode(Schema((column,), "y", "regression"), pa.table({"a": ["5", "NA"]}), at=at)
     assert found.x.tolist() == [[5.0, 0.0], [2.0, 1.0]] and found.missing == {"a": 1}
 
 
 def test_a_category_has_one_input_for_each_text_and_one_for_missing():
-    column = column_of(texts("b", "a", "?", "b"), "c", at=at)
+    column = column_of(Cells(texts("b", "a", "?", "b"), "c", at))
     assert column.inputs == ("c = a", "c = b", "c is missing")
     schema = Schema((column,), "y", "regression")
     found = encode(schema, pa.table({"c": ["a", "b", "", "z"]}), at=at, allow_new=True)
@@ -25,7 +25,7 @@ def test_a_category_has_one_input_for_each_text_and_one_for_missing():
 
 
 def test_booleans_are_one_and_zero_however_written():
-    schema = Schema((column_of(texts("True", "false", "", "TRUE"), "b", at=at),), "y", "regression")
+    schema = Schema((column_of(Cells(texts("True", "false", "", "TRUE"), "b", at)),), "y", "regression")
     for values in (["true", "False", "NA"], [True, False, None]):
         assert encode(schema, pa.table({"b": values}), at=at).x.tolist() == [[1, 0], [0, 0], [1, 1]]
 
@@ -39,7 +39,7 @@ def test_values_beyond_the_training_rows_are_marked():
 
 
 def test_dates_of_another_format_are_refused_with_their_row():
-    column = column_of(texts("2020-01-05", "2021-03-04", "2022-05-06"), "d", at=at)
+    column = column_of(Cells(texts("2020-01-05", "2021-03-04", "2022-05-06"), "d", at))
     schema = Schema((column,), "y", "regression")
     inputs = encode(schema, pa.table({"d": ["2021-03-04", "NA"]}), at=at).x
     assert inputs[0].tolist() == inputs[1].tolist()  # the median stands in for what is missing

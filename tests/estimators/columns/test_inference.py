@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from dropbayes.estimators.columns import Column, LeftOut, column_of
+from dropbayes.estimators.columns import Cells, Column, LeftOut, column_of
 from dropbayes.estimators.columns.inference import kind_of
 from tests.estimators.columns.places import at, texts
 
@@ -16,7 +16,7 @@ from tests.estimators.columns.places import at, texts
     (pa.array([None, 1], pa.decimal128(5, 2)), "number"),
 ])  # fmt: skip
 def test_the_kind_of_a_column(values, kind):
-    assert kind_of(values, at=at) == kind
+    assert kind_of(Cells(values, "a", at)) == kind
 
 
 @pytest.mark.parametrize(("values", "reason"), [
@@ -24,11 +24,11 @@ def test_the_kind_of_a_column(values, kind):
     (texts("1000000000000000001", "1000000000000000002"), "numbers too large to be told apart"), (texts("a", "a"), "'a' in every row"),
 ])  # fmt: skip
 def test_columns_that_teach_nothing_are_left_out_with_the_reason(values, reason):
-    assert column_of(values, "a", at=at) == LeftOut(reason)
+    assert column_of(Cells(values, "a", at)) == LeftOut(reason)
 
 
 def test_a_constant_that_is_sometimes_missing_teaches_something():
-    assert column_of(texts("3", "", "3"), "a", at=at) == Column(
+    assert column_of(Cells(texts("3", "", "3"), "a", at)) == Column(
         "a", "number", fill=3.0, flagged=True, low=3.0, high=3.0
     )
-    assert column_of(texts("x", "", "x"), "a", at=at) == Column("a", "category", categories=("x",), flagged=True)
+    assert column_of(Cells(texts("x", "", "x"), "a", at)) == Column("a", "category", categories=("x",), flagged=True)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dropbayes.estimators.columns import numbers
+from dropbayes.estimators.columns import Cells
 from dropbayes.estimators.columns.notation import PLAIN, Notation, mixed_currencies, notation_of
 from tests.estimators.columns.places import at, texts
 
@@ -26,7 +26,7 @@ def test_a_notation_is_found_and_reads_what_it_wrote(notation, values):
     values = [*values, 1234567.25]  # long enough to show its separators
     cells = texts(*(written(value, notation) for value in values))
     assert notation_of(cells) == notation
-    assert numbers(cells, "a", at=at, notation=notation).tolist() == [round(value, 2) for value in values]
+    assert Cells(cells, "a", at).numbers(notation).tolist() == [round(value, 2) for value in values]
 
 
 @pytest.mark.parametrize(("cells", "notation"), [
@@ -63,11 +63,11 @@ def test_amounts_in_several_currencies_are_no_numbers_to_compare():
 
 def test_an_amount_in_another_currency_than_that_of_training_is_refused():
     with pytest.raises(ValueError, match=r"written as 1234\.5 €, as in training; got '\$7'"):
-        numbers(texts("€5", "$7"), "price", at=at, notation=Notation(sign="€"))
+        Cells(texts("€5", "$7"), "price", at).numbers(Notation(sign="€"))
 
 
 def test_models_without_a_recorded_currency_read_any():
-    assert numbers(texts("€5", "$7"), "price", at=at, notation=Notation(sign="currency")).tolist() == [5, 7]
+    assert Cells(texts("€5", "$7"), "price", at).numbers(Notation(sign="currency")).tolist() == [5, 7]
 
 
 def test_a_number_below_one_has_a_decimal_comma_and_no_thousands():

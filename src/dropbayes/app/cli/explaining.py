@@ -26,7 +26,7 @@ from dropbayes.app.models.model import Model
 from dropbayes.app.models.predictor import Predictor, location
 from dropbayes.app.models.storage import calibration_text, range_text
 from dropbayes.app.tables.training import TrainingRows
-from dropbayes.estimators.columns import Column
+from dropbayes.estimators.columns import Cells, Column
 from dropbayes.estimators.columns.dates import date_inputs
 from dropbayes.estimators.columns.encoding import column_values
 from dropbayes.estimators.columns.notation import PLAIN
@@ -145,7 +145,8 @@ def note_order(model: Model, rows: TrainingRows, cells: pa.Table) -> None:
     for column in rows.schema.columns:
         if column.kind not in ("number", "date") or len(rows.x) < 50:
             continue
-        values = column_values(column, cells[column.name], str, rows.schema.missing)[rows.kept]
+        read = Cells(cells[column.name], column.name, str, rows.schema.missing)
+        values = column_values(column, read)[rows.kept]
         steps = np.diff(values)
         n_distinct, n_runs = len(np.unique(values)), 1 + int((steps != 0).sum())
         in_order = bool((steps >= 0).all() or (steps <= 0).all())

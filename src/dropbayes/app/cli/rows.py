@@ -18,7 +18,7 @@ import pyarrow as pa
 from dropbayes.app.cli.messages import note
 from dropbayes.app.models.model import Model
 from dropbayes.app.tables import Source, open_table, regroup
-from dropbayes.estimators.columns import Column, Encoded, Schema, check_columns, encode, numbers
+from dropbayes.estimators.columns import Cells, Column, Encoded, Schema, check_columns, encode
 from dropbayes.runtime import files
 from dropbayes.runtime.arrays import NumpyArray
 from dropbayes.runtime.formatting import count, plain_number
@@ -106,7 +106,7 @@ def with_numbers(table: pa.Table, schema: Schema) -> pa.Table:
     for index, name in enumerate(table.column_names):
         column = next((c for c in schema.columns if c.name == name and c.kind == "number"), None)
         if column is not None and pa.types.is_string(table[name].type):
-            read = numbers(table[name], name, at=str, missing=schema.missing, notation=column.notation)
+            read = Cells(table[name], name, str, schema.missing).numbers(column.notation)
             table = table.set_column(index, name, pa.array(read, from_pandas=True))
     return table
 

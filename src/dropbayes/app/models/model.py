@@ -17,7 +17,7 @@ from dropbayes.app.models import storage
 from dropbayes.app.models.predictor import Predictor, uncertainty
 from dropbayes.app.models.storage import Origin
 from dropbayes.app.tables.training import Reading, TrainingRows, training_rows
-from dropbayes.estimators.columns import Encoded, Schema, check_columns, encode, labels, numbers
+from dropbayes.estimators.columns import Cells, Encoded, Schema, check_columns, encode
 from dropbayes.estimators.columns.cells import Place
 from dropbayes.estimators.columns.schema import Task, list_names
 from dropbayes.estimators.ensembles import Ensemble
@@ -163,18 +163,17 @@ class Model:
 
     def outcomes(self, table: pa.Table, *, at: Place = _row) -> tuple[NumpyArray, NumpyArray]:
         """The targets of a table's rows, and which rows have one; `at` locates a row."""
-        schema, values = self.schema, table[self.schema.target]
+        schema = self.schema
+        cells = Cells(table[schema.target], schema.target, at, schema.missing)
         if schema.task == "regression":
-            y = numbers(values, schema.target, at=at, missing=schema.missing, notation=schema.target_notation)
+            y = cells.numbers(schema.target_notation)
             return y, ~np.isnan(y)
         codes = {str(label): code for code, label in enumerate(self.ensemble.classes_.tolist())}
-        texts = labels(values, missing=schema.missing)
+        texts = cells.labels()
         for row, text in enumerate(texts):
             if text is not None and text not in codes:
-                raise ValueError(
-                    f"{at(row)}, column {quote(schema.target)}: the class {quote(text)} was not seen in training "
-                    f"({list_names(codes, most=5)})."
-                )
+                among = list_names(codes, most=5)
+                raise cells.error(row, f"the class {quote(text)} was not seen in training ({among}).")
         code = np.array([-1 if text is None else codes[text] for text in texts], dtype=np.int64)
         return self.ensemble.classes_[code], code >= 0
 

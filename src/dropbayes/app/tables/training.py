@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dropbayes.estimators.columns.cells import MISSING, Place, labels, numbers, texts
+from dropbayes.estimators.columns.cells import MISSING, Cells, Place
 from dropbayes.estimators.columns.encoding import column_values, encode
-from dropbayes.estimators.columns.inference import LeftOut, Problem, column_of, kind_of, number_notation
+from dropbayes.estimators.columns.inference import LeftOut, Problem, column_of, kind_of
 from dropbayes.estimators.columns.notation import NUMBER, PLAIN, Notation
 from dropbayes.estimators.columns.schema import Column, Schema, Task, list_names
 from dropbayes.runtime.arrays import Numbers
@@ -104,7 +104,7 @@ def training_rows(
         if argument != "target" and name == target:
             raise ValueError(f"`{argument}` must not name the target {quote(target)}.")
     tokens = tuple(dict.fromkeys([*MISSING, *reading.missing]))
-    task, y, present, notation = _targets(table[target], target, at, task, tokens, reading.decimal)
+    task, y, present, notation = _targets(Cells(table[target], target, at, tokens), task, reading.decimal)
     kept = np.flatnonzero(present)
     if len(kept) < 2:
         rows = "row" if len(kept) == 1 else "rows"
@@ -117,14 +117,18 @@ def training_rows(
     columns, left_out = _columns(rows, target, place, tokens, reading)
     schema = Schema(tuple(columns), target, task, left_out, tokens, notation)
     encoded = encode(schema, rows, at=place)
-    weight = None if reading.weights is None else _weights(rows[reading.weights], reading.weights, place, tokens)
+
+    def cells(name: str) -> Cells:
+        return Cells(rows[name], name, place, tokens)
+
+    weight = None if reading.weights is None else _weights(cells(reading.weights))
     if reading.group is not None and reading.time is not None:
         raise ValueError("`group` and `time` are two ways to hold rows out; give one of them.")
     group = time = None
     if reading.group is not None:
-        group = _ranks(texts(rows[reading.group], tokens).fill_null("").to_pylist(), "group", reading.group, label)
+        group = _ranks(cells(reading.group).texts.fill_null("").to_pylist(), "group", reading.group, label)
     if reading.time is not None:
-        time = _ranks(_times(rows, columns, reading.time, place, tokens), "time", reading.time, label)
+        time = _ranks(_times(cells(reading.time), columns), "time", reading.time, label)
     n_dropped = len(present) - len(kept)
     return TrainingRows(encoded.x, y[kept], schema, weight, group, time, encoded.missing, n_dropped, kept)
 
@@ -145,7 +149,7 @@ def _columns(
             left_out[name] = "a copy of the target"
             continue
         is_category = name in reading.categorical
-        match column_of(rows[name], name, at=at, missing=tokens, categorical=is_category, **options):
+        match column_of(Cells(rows[name], name, at, tokens), categorical=is_category, **options):
             case LeftOut(reason=reason):
                 left_out[name] = reason
             case Problem() as problem:
@@ -164,54 +168,54 @@ def _columns(
 
 
 def _targets(
-    values: Any, name: str, at: Place, task: Task | None, tokens: tuple[str, ...], decimal: str | None
+    cells: Cells, task: Task | None, decimal: str | None
 ) -> tuple[Task, npt.NDArray[Any], npt.NDArray[np.bool_], Notation]:
     """The task, the targets, which rows have one, and how its numbers are written."""
-    notation = number_notation(values, tokens, decimal)
+    notation = cells.notation(decimal)
     if task is None:
-        match kind_of(values, at=at, missing=tokens, decimal=decimal):
+        match kind_of(cells, decimal=decimal):
             case Problem(remedy="ignore", message=message):  # a target cannot be left out
-                raise ValueError(f"{at(-1)}, column {quote(name)}: {message}; a target is a number or a class.")
+                raise cells.error(-1, f"{message}; a target is a number or a class.")
             case Problem() as problem:
-                raise ColumnProblems(at(-1), {name: problem})
+                raise ColumnProblems(cells.at(-1), {cells.name: problem})
             case "date":
-                raise ValueError(f"{at(-1)}, column {quote(name)}: holds dates; a target is a number or a class.")
+                raise cells.error(-1, "holds dates; a target is a number or a class.")
             case "number":
-                flag = set(labels(texts(values, tokens).drop_null().unique())) == {"0", "1"}
+                flag = set(cells.labels()) - {None} == {"0", "1"}
                 task = "classification" if flag else "regression"  # of a flag, the probability is wanted
             case _:
                 task = "classification"
     if task == "regression":
-        y: npt.NDArray[Any] = numbers(values, name, at=at, missing=tokens, notation=notation)
+        y: npt.NDArray[Any] = cells.numbers(notation)
         present = ~np.isnan(y)
         distinct: Any = np.unique(y[present])
         what = f"the value {distinct[0]:g}" if len(distinct) else "no value"
     else:
         notation = PLAIN
-        classes = labels(values, missing=tokens)
+        classes = cells.labels()
         present = np.array([text is not None for text in classes], dtype=bool)
         y = np.array(["" if text is None else text for text in classes], dtype=np.str_)
         distinct = np.unique(y[present])
         what = f"the class {quote(distinct[0])}" if len(distinct) else "no value"
         if len(distinct) > max(20, 0.5 * present.sum()):
-            raise ValueError(
-                f"{at(-1)}, column {quote(name)}: has {len(distinct)} classes in {present.sum()} rows, such as "
-                f"{list_names(distinct.tolist(), most=2)}; is it the target? If its texts are numbers, the odd one out "
-                "is found with `task` regression."
+            some = list_names(distinct.tolist(), most=2)
+            raise cells.error(
+                -1,
+                f"has {len(distinct)} classes in {present.sum()} rows, such as {some}; is it the target? If its texts "
+                "are numbers, the odd one out is found with `task` regression.",
             )
     if len(distinct) < 2 and present.sum() != 1:
-        raise ValueError(f"{at(-1)}, column {quote(name)}: has {what} in every row; there is nothing to learn.")
+        raise cells.error(-1, f"has {what} in every row; there is nothing to learn.")
     return task, y, present, notation
 
 
-def _weights(values: pa.ChunkedArray, name: str, at: Place, tokens: tuple[str, ...]) -> Numbers:
-    weight = numbers(values, name, at=at, missing=tokens)
+def _weights(cells: Cells) -> Numbers:
+    weight = cells.numbers()
     wrong = ~(weight >= 0)
     if wrong.any():
-        row = int(wrong.argmax())
-        raise ValueError(f"{at(row)}, column {quote(name)}: a weight must be a number of 0 or more (`weights`).")
+        raise cells.error(int(wrong.argmax()), "a weight must be a number of 0 or more (`weights`).")
     if not weight.any():
-        raise ValueError(f"{at(-1)}, column {quote(name)}: every weight is 0 (`weights`).")
+        raise cells.error(-1, "every weight is 0 (`weights`).")
     return weight
 
 
@@ -223,12 +227,11 @@ def _ranks(values: npt.ArrayLike, what: str, name: str, label: str) -> npt.NDArr
     return ranks
 
 
-def _times(rows: pa.Table, columns: list[Column], name: str, at: Place, tokens: tuple[str, ...]) -> Numbers:
-    known = {column.name: column for column in columns}
-    if name not in known or known[name].kind not in ("number", "date"):
-        raise ValueError(f"{at(-1)}, column {quote(name)}: must hold numbers or dates (`time`).")
-    values = column_values(known[name], rows[name], at, tokens)
+def _times(cells: Cells, columns: list[Column]) -> Numbers:
+    known = next((column for column in columns if column.name == cells.name), None)
+    if known is None or known.kind not in ("number", "date"):
+        raise cells.error(-1, "must hold numbers or dates (`time`).")
+    values = column_values(known, cells)
     if np.isnan(values).any():
-        row = int(np.isnan(values).argmax())
-        raise ValueError(f"{at(row)}, column {quote(name)}: must have a time in every row (`time`).")
+        raise cells.error(int(np.isnan(values).argmax()), "must have a time in every row (`time`).")
     return values

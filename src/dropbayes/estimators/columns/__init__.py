@@ -1,8 +1,8 @@
 """Columns of a table as inputs of a network: their roles, and numbers, labels and dates in their cells."""
 
-from dropbayes.estimators.columns.cells import labels, numbers
+from dropbayes.estimators.columns.cells import Cells
 from dropbayes.estimators.columns.encoding import Encoded, encode
 from dropbayes.estimators.columns.inference import LeftOut, column_of
 from dropbayes.estimators.columns.schema import Column, Schema, check_columns
 
-__all__ = ["Column", "Encoded", "LeftOut", "Schema", "check_columns", "column_of", "encode", "labels", "numbers"]
+__all__ = ["Cells", "Column", "Encoded", "LeftOut", "Schema", "check_columns", "column_of", "encode"]

@@ -1,16 +1,17 @@
-"""Cells as numbers, booleans or texts, whatever the file: with an error that names the place of the first wrong one."""
+"""Cells as numbers, booleans, days or texts, whatever the file, with an error that names the first wrong one."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from dropbayes.estimators.columns.dates import days_of
-from dropbayes.estimators.columns.notation import NUMBER, PLAIN, Notation
+from dropbayes.estimators.columns.notation import NUMBER, PLAIN, Notation, notation_of
 from dropbayes.runtime.arrays import Numbers
 from dropbayes.runtime.validation import quote
 
@@ -36,25 +37,6 @@ def is_numeric(values: pa.Array) -> bool:
     return any(is_kind(values.type) for is_kind in (t.is_boolean, t.is_integer, t.is_floating))
 
 
-def plain(values: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """The column as one array: dictionaries decoded, decimals as numbers, durations in days, nulls alone as texts."""
-    values = pa.chunked_array(values if hasattr(values, "chunks") else [values]).combine_chunks()
-    if pa.types.is_dictionary(values.type):
-        values = values.dictionary_decode()
-    if pa.types.is_null(values.type) or is_text(values):
-        return values.cast(pa.string())
-    if pa.types.is_duration(values.type) or pa.types.is_time(values.type):
-        return pa.array(days_of(values, ""))  # a time of day is the duration since midnight
-    return values.cast(pa.float64()) if pa.types.is_decimal(values.type) else values
-
-
-def strip_missing(values: pa.Array, missing: Collection[str]) -> pa.Array:
-    """The texts without spaces around them, those that mean "no value" as nulls."""
-    stripped = pc.utf8_trim_whitespace(values)
-    absent = pc.is_in(stripped, value_set=pa.array(list(missing), pa.string()))
-    return pc.if_else(absent, pa.scalar(None, pa.string()), stripped)
-
-
 def first_failure(texts: pa.Array) -> int | None:
     """The index of the first text that is no number, by halving; None if there is none."""
     try:
@@ -66,88 +48,121 @@ def first_failure(texts: pa.Array) -> int | None:
         return before if before is not None else half + (first_failure(texts.slice(half)) or 0)
 
 
-def numbers(
-    values: pa.Array | pa.ChunkedArray,
-    name: str,
-    *,
-    at: Place,
-    missing: Collection[str] = MISSING,
-    notation: Notation = PLAIN,
-) -> Numbers:
-    """The numbers of a column, NaN where there is none.
-
-    Args:
-        values: An arrow array of numbers or texts.
-        name: The column's name, for messages.
-        at: The location of a row of this array, in words; -1 for the table itself.
-        missing: The texts that mean "no value".
-        notation: How the numbers are written; a number as programs write it is read, too.
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """The cells of a column, and how messages call them.
 
     Example:
-        >>> numbers(pa.array([" 1.5", "NA"]), "a", at=str)
+        >>> Cells(pa.array([" 1.5", "NA"]), "a", at=str).numbers()
         array([1.5, nan])
-    """
-    cells = written = plain(values)
-    if is_text(cells):
-        cells = strip_missing(cells, missing)
-        written = notation.plain(cells)
-        if (row := first_failure(written)) is not None:
-            how = f" written as {notation.example}, as in training" if notation != PLAIN else ""
-            got = quote(cells[row].as_py())
-            raise ValueError(f"{at(row)}, column {quote(name)}: must be a number{how}; got {got}.")
-    elif not is_numeric(cells):
-        raise ValueError(f"{at(-1)}, column {quote(name)}: must hold numbers; got {cells.type}.")
-    floats = pc.cast(written, pa.float64(), safe=False).to_numpy(zero_copy_only=False).astype(np.float64)
-    # Beyond 1e100 a number standardised to single precision may overflow whatever the others are.
-    present = cells.is_valid().to_numpy(zero_copy_only=False)
-    wrong = ~(np.abs(floats) <= 1e100) & present if is_text(cells) else np.abs(floats) > 1e100
-    if wrong.any():
-        row = int(wrong.argmax())
-        rule = f"a finite number of at most 1e+100; got {quote(cells[row].as_py())}"
-        raise ValueError(f"{at(row)}, column {quote(name)}: must be {rule}. Correct it, or leave the cell empty.")
-    return floats
-
-
-def booleans(values: pa.Array | pa.ChunkedArray, name: str, at: Place, missing: Collection[str]) -> Numbers:
-    """The booleans of a column as 1 and 0, NaN where there is none."""
-    values = plain(values)
-    if is_text(values):
-        lowered = pc.utf8_lower(strip_missing(values, missing))
-        codes = pc.index_in(lowered, value_set=pa.array(list(BOOLEANS), pa.string()))
-        known = pc.fill_null(codes, len(BOOLEANS)).to_numpy(zero_copy_only=False)
-        truth = np.where(lowered.is_valid(), np.array([*BOOLEANS.values(), np.inf])[known], np.nan)
-    else:
-        truth = numbers(values, name, at=at, missing=missing)
-    wrong = ~np.isnan(truth) & ~np.isin(truth, (0, 1))
-    if wrong.any():
-        row = int(wrong.argmax())
-        got = quote(values[row].as_py())
-        raise ValueError(f"{at(row)}, column {quote(name)}: must be true or false, as in training; got {got}.")
-    return truth
-
-
-def texts(values: pa.Array | pa.ChunkedArray, missing: Collection[str]) -> pa.Array:
-    """The cells as texts, null where there is none."""
-    values = plain(values)
-    if pa.types.is_floating(values.type):
-        values = pa.array([None if v is None or v != v else f"{v:.15g}" for v in values.to_pylist()], pa.string())
-    return strip_missing(pc.cast(values, pa.string()), missing)
-
-
-def labels(values: pa.Array | pa.ChunkedArray, *, missing: Collection[str] = MISSING) -> list[str | None]:
-    """The classes of a target column as texts, whole numbers without a fraction; None where there is none.
-
-    Example:
-        >>> labels(pa.array([1.0, 2.5, None]))
+        >>> Cells(pa.array([1.0, 2.5, None]), "a", at=str).labels()
         ['1', '2.5', None]
     """
 
-    def canonical(text: str | None) -> str | None:
-        """One spelling for a class that is a number or a boolean, however the file writes it."""
-        if text is None or text.lower() in ("true", "false"):
-            return text and text.lower()
-        if re.match(NUMBER, text) and float(text).is_integer() and abs(float(text)) < 1e15:
-            return str(int(float(text)))
-        return text
+    # As one array: dictionaries decoded, decimals as numbers, durations in days, nulls alone as texts.
+    values: pa.Array
+    name: str
+    at: Place
+    missing: Collection[str] = MISSING  # the texts that mean "no value"
 
-    return [canonical(text) for text in texts(values, missing).to_pylist()]
+    def __post_init__(self) -> None:
+        given = self.values
+        values = pa.chunked_array(given if hasattr(given, "chunks") else [given]).combine_chunks()
+        if pa.types.is_dictionary(values.type):
+            values = values.dictionary_decode()
+        if pa.types.is_null(values.type) or is_text(values):
+            values = values.cast(pa.string())
+        elif pa.types.is_duration(values.type) or pa.types.is_time(values.type):
+            values = pa.array(days_of(values, ""))  # a time of day is the duration since midnight
+        elif pa.types.is_decimal(values.type):
+            values = values.cast(pa.float64())
+        object.__setattr__(self, "values", values)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether they are texts, as those of a CSV file."""
+        return is_text(self.values)
+
+    @property
+    def texts(self) -> pa.Array:
+        """The cells as texts without spaces around them, null where there is none."""
+        values = self.values
+        if pa.types.is_floating(values.type):
+            values = pa.array([None if v is None or v != v else f"{v:.15g}" for v in values.to_pylist()], pa.string())
+        stripped = pc.utf8_trim_whitespace(pc.cast(values, pa.string()))
+        absent = pc.is_in(stripped, value_set=pa.array(list(self.missing), pa.string()))
+        return pc.if_else(absent, pa.scalar(None, pa.string()), stripped)
+
+    def error(self, row: int, rule: str) -> ValueError:
+        """The refusal of the cell in a row; of the column for -1."""
+        return ValueError(f"{self.at(row)}, column {quote(self.name)}: {rule}")
+
+    def numbers(self, notation: Notation = PLAIN) -> Numbers:
+        """The numbers, in a notation or as programs write them, NaN where there is none."""
+        cells = written = self.texts if self.is_text else self.values
+        if self.is_text:
+            written = notation.plain(cells)
+            if (row := first_failure(written)) is not None:
+                how = f" written as {notation.example}, as in training" if notation != PLAIN else ""
+                raise self.error(row, f"must be a number{how}; got {quote(cells[row].as_py())}.")
+        elif not is_numeric(cells):
+            raise self.error(-1, f"must hold numbers; got {cells.type}.")
+        floats = pc.cast(written, pa.float64(), safe=False).to_numpy(zero_copy_only=False).astype(np.float64)
+        # Beyond 1e100 a number standardised to single precision may overflow whatever the others are.
+        present = cells.is_valid().to_numpy(zero_copy_only=False)
+        wrong = ~(np.abs(floats) <= 1e100) & present if self.is_text else np.abs(floats) > 1e100
+        if wrong.any():
+            row = int(wrong.argmax())
+            rule = f"must be a finite number of at most 1e+100; got {quote(cells[row].as_py())}"
+            raise self.error(row, f"{rule}. Correct it, or leave the cell empty.")
+        return floats
+
+    def notation(self, decimal: str | None) -> Notation:
+        """How the numbers are written, with the decimal mark where it is known."""
+        written = notation_of(self.texts.drop_null(), decimal=decimal) if self.is_text else None
+        return written or PLAIN
+
+    def booleans(self) -> Numbers:
+        """The booleans as 1 and 0, NaN where there is none."""
+        if self.is_text:
+            lowered = pc.utf8_lower(self.texts)
+            codes = pc.index_in(lowered, value_set=pa.array(list(BOOLEANS), pa.string()))
+            known = pc.fill_null(codes, len(BOOLEANS)).to_numpy(zero_copy_only=False)
+            truth = np.where(lowered.is_valid(), np.array([*BOOLEANS.values(), np.inf])[known], np.nan)
+        else:
+            truth = self.numbers()
+        wrong = ~np.isnan(truth) & ~np.isin(truth, (0, 1))
+        if wrong.any():
+            row = int(wrong.argmax())
+            got = quote(self.values[row].as_py())
+            raise self.error(row, f"must be true or false, as in training; got {got}.")
+        return truth
+
+    def days(self, form: str) -> Numbers:
+        """The dates, written in a form of `date_format_of`, as days since 1970, NaN where there is none."""
+        values = self.texts if self.is_text else self.values
+        if not self.is_text and not pa.types.is_temporal(values.type):
+            raise self.error(-1, f"must hold dates, as in training; got {values.type}.")
+        days = days_of(values, form or "iso")
+        wrong = np.isnan(days) & values.is_valid().to_numpy(zero_copy_only=False)
+        if wrong.any():
+            row = int(wrong.argmax())
+            how = {"iso": "2020-12-31", "": "2020-12-31"}.get(form, form)
+            got = quote(values[row].as_py())
+            raise self.error(row, f"must be a date written as {how}, as in training; got {got}.")
+        return days
+
+    def labels(self) -> list[str | None]:
+        """The classes of a target as texts, whole numbers without a fraction; None where there is none."""
+        texts = self.texts
+        known = {text: _canonical(text) for text in texts.unique().to_pylist()}
+        return [known[text] for text in texts.to_pylist()]
+
+
+def _canonical(text: str | None) -> str | None:
+    """One spelling for a class that is a number or a boolean, however the file writes it."""
+    if text is None or text.lower() in ("true", "false"):
+        return text and text.lower()
+    if re.match(NUMBER, text) and float(text).is_integer() and abs(float(text)) < 1e15:
+        return str(int(float(text)))
+    return text

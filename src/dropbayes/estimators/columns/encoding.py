@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,9 +9,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dropbayes.estimators.columns import cells
-from dropbayes.estimators.columns.cells import Place
-from dropbayes.estimators.columns.dates import date_inputs, days_of
+from dropbayes.estimators.columns.cells import Cells, Place
+from dropbayes.estimators.columns.dates import date_inputs
 from dropbayes.estimators.columns.schema import Column, Schema, check_columns, list_names
 from dropbayes.runtime.arrays import Numbers
 from dropbayes.runtime.validation import quote
@@ -55,14 +53,14 @@ def encode(schema: Schema, table: pa.Table, *, at: Place, allow_new: bool = Fals
     outside: dict[str, Mask] = {}
     start, refusal = 0, "" if allow_new else f"correct it, or encode new ones as all zeros with `{flag}`."
     for column in schema.columns:
-        width = len(column.inputs)
+        width, cells = len(column.inputs), Cells(table[column.name], column.name, at, schema.missing)
         inputs = x[:, start : start + width]
         if column.kind == "category":
-            absent, beyond = _fill_categories(inputs, column, table[column.name], at, schema.missing, refusal)
+            absent, beyond = _fill_categories(inputs, column, cells, refusal)
             if beyond.any():
                 new[column.name] = int(beyond.sum())
         else:
-            values = column_values(column, table[column.name], at, schema.missing)
+            values = column_values(column, cells)
             absent = np.isnan(values)
             filled = np.where(absent, column.fill, values)
             n_own = width - column.flagged
@@ -80,42 +78,22 @@ def encode(schema: Schema, table: pa.Table, *, at: Place, allow_new: bool = Fals
     return Encoded(x, missing, new, outside)
 
 
-def column_values(column: Column, cells_of_column: pa.ChunkedArray, at: Place, missing: Collection[str]) -> Numbers:
+def column_values(column: Column, cells: Cells) -> Numbers:
     """The numbers, booleans or days of a column, NaN where there is none."""
     if column.kind == "boolean":
-        return cells.booleans(cells_of_column, column.name, at, missing)
-    if column.kind == "number":
-        return cells.numbers(cells_of_column, column.name, at=at, missing=missing, notation=column.notation)
-    values = cells.plain(cells_of_column)
-    if cells.is_text(values):
-        values = cells.strip_missing(values, missing)
-    elif not pa.types.is_temporal(values.type):
-        raise ValueError(f"{at(-1)}, column {quote(column.name)}: must hold dates, as in training; got {values.type}.")
-    days = days_of(values, column.date_format or "iso")
-    wrong = np.isnan(days) & values.is_valid().to_numpy(zero_copy_only=False)
-    if wrong.any():
-        row = int(wrong.argmax())
-        form = {"iso": "2020-12-31", "": "2020-12-31"}.get(column.date_format, column.date_format)
-        raise ValueError(
-            f"{at(row)}, column {quote(column.name)}: must be a date written as {form}, as in training; got "
-            f"{quote(values[row].as_py())}."
-        )
-    return days
+        return cells.booleans()
+    return cells.numbers(column.notation) if column.kind == "number" else cells.days(column.date_format)
 
 
-def _fill_categories(
-    inputs: Numbers, column: Column, values: pa.ChunkedArray, at: Place, missing: Collection[str], refusal: str
-) -> tuple[Mask, Mask]:
+def _fill_categories(inputs: Numbers, column: Column, cells: Cells, refusal: str) -> tuple[Mask, Mask]:
     """Sets the inputs of a category; returns which rows lack one, and which have a new one."""
-    texts = cells.texts(values, missing)
+    texts = cells.texts
     codes = pc.index_in(texts, value_set=pa.array(column.categories, pa.string()))
     present, known = (array.is_valid().to_numpy(zero_copy_only=False) for array in (texts, codes))
     unknown = present & ~known
     if refusal and unknown.any():
         row = int(unknown.argmax())
-        raise ValueError(
-            f"{at(row)}, column {quote(column.name)}: {quote(texts[row].as_py())} was not seen in training "
-            f"({list_names(column.categories, most=5)}); {refusal}"
-        )
+        among = list_names(column.categories, most=5)
+        raise cells.error(row, f"{quote(texts[row].as_py())} was not seen in training ({among}); {refusal}")
     inputs[known, codes.drop_null().to_numpy(zero_copy_only=False)] = 1.0
     return ~present, unknown

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dropbayes.estimators.columns import cells
-from dropbayes.estimators.columns.cells import MISSING, Place
+from dropbayes.estimators.columns.cells import BOOLEANS, Cells, first_failure, is_numeric
 from dropbayes.estimators.columns.dates import date_format_of, date_parts, is_date
 from dropbayes.estimators.columns.encoding import column_values
-from dropbayes.estimators.columns.notation import NUMBER, PLAIN, Notation, mixed_currencies, notation_of
+from dropbayes.estimators.columns.notation import NUMBER, mixed_currencies, notation_of
 from dropbayes.estimators.columns.schema import Column, Kind
 from dropbayes.runtime.validation import quote
 
@@ -41,58 +39,45 @@ class Problem:
 
 
 def column_of(
-    values: pa.Array,
-    name: str,
-    *,
-    at: Place,
-    missing: Collection[str] = MISSING,
-    categorical: bool = False,
-    max_categories: int = 100,
-    decimal: str | None = None,
+    cells: Cells, *, categorical: bool = False, max_categories: int = 100, decimal: str | None = None
 ) -> Column | LeftOut | Problem:
     """The role of a column of training rows.
 
     Args:
-        values: All its cells.
-        name: Its name.
-        at: The location of a row, in words.
-        missing: The texts that mean "no value".
+        cells: All its cells.
         categorical: Whether to take even numbers as categories.
         max_categories: The most categories of a column.
         decimal: The decimal mark where it is known.
     """
-    if name.startswith(UNNAMED) or re.fullmatch(r"__index_level_\d+__", name):
+    if cells.name.startswith(UNNAMED) or re.fullmatch(r"__index_level_\d+__", cells.name):
         return LeftOut("an index without a name")
-    values = cells.plain(values)
-    if not (cells.is_text(values) or cells.is_numeric(values) or pa.types.is_temporal(values.type)):
+    values = cells.values
+    if not (cells.is_text or is_numeric(values) or pa.types.is_temporal(values.type)):
         return LeftOut(f"values of type {values.type}, which no model reads")
-    kind = "category" if categorical else kind_of(values, at=at, missing=missing, decimal=decimal)
+    kind = "category" if categorical else kind_of(cells, decimal=decimal)
     if isinstance(kind, Problem):
         return kind
     if kind == "category":
-        return _category(values, name, missing, max_categories, forced=categorical)
-    return _number(values, name, at, missing, kind, decimal)
+        return _category(cells, max_categories, forced=categorical)
+    return _number(cells, kind, decimal)
 
 
-def kind_of(
-    values: pa.Array, *, at: Place, missing: Collection[str] = MISSING, decimal: str | None = None
-) -> Kind | Problem:
+def kind_of(cells: Cells, *, decimal: str | None = None) -> Kind | Problem:
     """Whether a column holds numbers, booleans, dates or categories; a problem if only most are numbers."""
-    values = cells.plain(values)
-    if pa.types.is_temporal(values.type):
+    if pa.types.is_temporal(cells.values.type):
         return "date"
-    if not cells.is_text(values):
-        return "boolean" if pa.types.is_boolean(values.type) else "number"
-    texts = cells.strip_missing(values, missing)
+    if not cells.is_text:
+        return "boolean" if pa.types.is_boolean(cells.values.type) else "number"
+    texts = cells.texts
     present = texts.drop_null()
     if not len(present):
         return "number"
-    if notation_of(present, decimal=decimal) is not None or cells.first_failure(present) is None:
+    if notation_of(present, decimal=decimal) is not None or first_failure(present) is None:
         coded = pc.any(pc.match_substring_regex(present, r"^0[0-9]+$")).as_py()  # 01007 is a code, not a quantity
         return "category" if coded else "number"
     if signs := mixed_currencies(present, decimal=decimal):
         return Problem(f"holds amounts in {', '.join(signs)}, which cannot be compared", "ignore")
-    if pc.all(pc.is_in(pc.utf8_lower(present), value_set=pa.array(sorted(cells.BOOLEANS)))).as_py():
+    if pc.all(pc.is_in(pc.utf8_lower(present), value_set=pa.array(sorted(BOOLEANS)))).as_py():
         return "boolean"
     if is_date(present):
         try:
@@ -104,15 +89,13 @@ def kind_of(
         row = int(np.argmax(~pc.match_substring_regex(texts, r"^[0-9]").to_numpy(zero_copy_only=False).astype(bool)))
         return Problem(f"holds dates of no common format, such as {quote(texts[row].as_py())}", "ignore")
     if pc.mean(pc.match_substring_regex(present, NUMBER)).as_py() > 0.5:
-        row = cells.first_failure(texts) or 0
-        return Problem(f"has {quote(texts[row].as_py())} among numbers at {at(row)}", "missing")
+        row = first_failure(texts) or 0
+        return Problem(f"has {quote(texts[row].as_py())} among numbers at {cells.at(row)}", "missing")
     return "category"
 
 
-def _category(
-    values: pa.Array, name: str, missing: Collection[str], max_categories: int, *, forced: bool
-) -> Column | LeftOut | Problem:
-    texts = cells.texts(values, missing)
+def _category(cells: Cells, max_categories: int, *, forced: bool) -> Column | LeftOut | Problem:
+    texts = cells.texts
     categories = sorted(pc.unique(texts.drop_null()).to_pylist())
     n_rows, absent = len(texts) - texts.null_count, bool(texts.null_count)
     if len(categories) + absent < 2:
@@ -123,24 +106,21 @@ def _category(
         return LeftOut(f"{what}: {len(categories):,} different texts in {n_rows:,} rows")
     if len(categories) > max_categories:
         return Problem(f"has {len(categories):,} different texts, more than {max_categories}", "ignore")
-    return Column(name, "category", categories=tuple(categories), flagged=absent)
+    return Column(cells.name, "category", categories=tuple(categories), flagged=absent)
 
 
-def _number(
-    values: pa.Array, name: str, at: Place, missing: Collection[str], kind: Kind, decimal: str | None
-) -> Column | LeftOut:
+def _number(cells: Cells, kind: Kind, decimal: str | None) -> Column | LeftOut:
     """The role of a column of numbers, booleans or dates."""
-    is_written_date = kind == "date" and cells.is_text(values)
-    form = date_format_of(cells.strip_missing(values, missing).drop_null()) if is_written_date else ""
-    column = Column(name, kind, notation=number_notation(values, missing, decimal), date_format=form)
-    floats = column_values(column, values, at, missing)
+    form = date_format_of(cells.texts.drop_null()) if kind == "date" and cells.is_text else ""
+    column = Column(cells.name, kind, notation=cells.notation(decimal), date_format=form)
+    floats = column_values(column, cells)
     present = floats[~np.isnan(floats)]
     absent = len(present) < len(floats)
     if not len(present):
         return LeftOut("no value in any row")
     low, high = float(present.min()), float(present.max())
     if not absent and low == high:
-        if abs(low) >= 2**53 and pc.count_distinct(values).as_py() > 1:
+        if abs(low) >= 2**53 and pc.count_distinct(cells.values).as_py() > 1:
             return LeftOut("numbers too large to be told apart")
         return LeftOut("one date in every row" if kind == "date" else f"{low:g} in every row")
     column = replace(column, fill=float(np.median(present)), flagged=absent, low=low, high=high)
@@ -152,19 +132,11 @@ def _number(
     if len(ordered) > 2 and np.ptp(ordered) > 1e18 * min(np.ptp(ordered[1:]), np.ptp(ordered[:-1])):
         far = int(np.nanargmax(np.abs(floats - np.median(present))))
         rule = f"{floats[far]:g} is so far from the others that these could not be told apart"
-        raise ValueError(f"{at(far)}, column {quote(name)}: {rule}. Correct it, or leave the cell empty.")
+        raise cells.error(far, f"{rule}. Correct it, or leave the cell empty.")
     n_distinct, n_rows = len(ordered), len(present)
-    if _IDENTIFIER.match(name) and n_rows > _MANY and (present == np.round(present)).all():
+    if _IDENTIFIER.match(cells.name) and n_rows > _MANY and (present == np.round(present)).all():
         if n_distinct == n_rows:
             return LeftOut("an identifier: another number in every row")
         if n_distinct > 0.9 * n_rows:  # with some rows entered twice
             return LeftOut(f"an identifier: {n_distinct:,} different numbers in {n_rows:,} rows")
     return column
-
-
-def number_notation(values: pa.Array, missing: Collection[str], decimal: str | None) -> Notation:
-    """How the numbers of a column are written."""
-    values = cells.plain(values)
-    if not cells.is_text(values):
-        return PLAIN
-    return notation_of(cells.strip_missing(values, missing).drop_null(), decimal=decimal) or PLAIN
