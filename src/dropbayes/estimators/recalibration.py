@@ -105,17 +105,14 @@ def _scaled(mixture: Mixture, factor: float) -> Mixture:
 class Recalibration:
     """A map learned from held-out rows.
 
-    Args:
-        method: "scale" multiplies the standard deviation (for classes, divides the logits relative to those of the
-            class shares); "isotonic" maps the levels of the predictive distribution; "conformal" sets intervals (for
-            classes, sets of labels) from the residuals.
-        values: The factor; or the sorted transforms of the held-out rows; or their sorted conformal scores.
-        n_rows: The number of held-out rows.
+    "scale" multiplies the standard deviation (for classes, divides the logits relative to those of the class shares);
+    "isotonic" maps the levels of the predictive distribution; "conformal" sets intervals (for classes, sets of labels)
+    from the residuals.
     """
 
     method: Method
-    values: tuple[float, ...]
-    n_rows: int
+    values: tuple[float, ...]  #: The factor; or the sorted transforms of the held-out rows; or their conformal scores.
+    n_rows: int  #: The number of held-out rows.
 
     def __post_init__(self) -> None:
         check_choice("method", self.method, METHODS)

@@ -22,31 +22,19 @@ Task = Literal["regression", "classification"]
 
 @dataclass(frozen=True)
 class Column:
-    """How a model reads a column.
+    """How a model reads a column."""
 
-    Attributes:
-        name: Its name in the header.
-        kind: "number", "boolean", "category" or "date".
-        fill: The stand-in for a missing value: the training median, or the more frequent boolean; days since 1970.
-        categories: The texts seen in training, sorted.
-        flagged: Whether training rows lacked it, so that a missing value has an input of its own.
-        notation: How its numbers are written.
-        date_format: How its dates are written.
-        parts: The parts of a date that are inputs.
-        low: The least value of the training rows; None if it is not on record.
-        high: The greatest value of the training rows.
-    """
-
-    name: str
-    kind: Kind
+    name: str  #: Its name in the header.
+    kind: Kind  #: What it holds.
+    #: The stand-in for a missing value: the training median, or the more frequent boolean; days since 1970.
     fill: float = 0.0
-    categories: tuple[str, ...] = ()
-    flagged: bool = False
-    notation: Notation = PLAIN
-    date_format: str = ""
-    parts: tuple[str, ...] = ()
-    low: float | None = None
-    high: float | None = None
+    categories: tuple[str, ...] = ()  #: The texts seen in training, sorted.
+    flagged: bool = False  #: Whether training rows lacked it, so that a missing value has an input of its own.
+    notation: Notation = PLAIN  #: How its numbers are written.
+    date_format: str = ""  #: How its dates are written.
+    parts: tuple[str, ...] = ()  #: The parts of a date that are inputs.
+    low: float | None = None  #: The least value of the training rows; None if it is not on record.
+    high: float | None = None  #: The greatest value of the training rows.
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -61,23 +49,14 @@ class Column:
 
 @dataclass(frozen=True)
 class Schema:
-    """The columns a model reads, and the one it predicts.
+    """The columns a model reads, and the one it predicts."""
 
-    Attributes:
-        columns: Those it reads, in the order of its inputs.
-        target: The one it predicts.
-        task: "regression" or "classification".
-        left_out: Columns it does not read, with the reason.
-        missing: The cells that mean "no value".
-        target_notation: How the target's numbers are written.
-    """
-
-    columns: tuple[Column, ...]
-    target: str
-    task: Task
-    left_out: dict[str, str] = field(default_factory=dict)
-    missing: tuple[str, ...] = MISSING
-    target_notation: Notation = PLAIN
+    columns: tuple[Column, ...]  #: Those it reads, in the order of its inputs.
+    target: str  #: The one it predicts.
+    task: Task  #: What it predicts.
+    left_out: dict[str, str] = field(default_factory=dict)  #: Columns it does not read, with the reason.
+    missing: tuple[str, ...] = MISSING  #: The cells that mean "no value".
+    target_notation: Notation = PLAIN  #: How the target's numbers are written.
 
     @property
     def inputs(self) -> tuple[str, ...]:
