@@ -146,18 +146,23 @@ def reliability_curve(rows: RegressionOutcomes | ClassOutcomes) -> calibration.R
     return calibration.interval_reliability(rows.pit, sample_weight=rows.sample_weight)
 
 
-def _score(words: tuple[str, str, Better], value: Value, error: Value | None = None, **options: Any) -> Score:
-    """The score with a label, a meaning and a direction."""
-    return Score(*words, value, error, **options)
+class _Named:
+    """The words and the options of a score, to which its computation is added."""
 
+    def __init__(self, label: str, meaning: str, better: Better, **options: Any) -> None:
+        self.words, self.options = (label, meaning, better), options
 
-def _mean(words: tuple[str, str, Better], per_row: Value, **options: Any) -> Score:
-    """A score that is the mean of a per-row value."""
+    def by(self, value: Value, error: Value | None = None) -> Score:
+        """The score with this value of the outcomes."""
+        return Score(*self.words, value, error, **self.options)
 
-    def value(rows: RegressionOutcomes | ClassOutcomes) -> Tensor:
-        return weighted_mean(per_row(rows), rows.sample_weight)
+    def mean(self, per_row: Value) -> Score:
+        """The score that is the mean of a value of each row."""
 
-    return Score(*words, value, lambda rows: standard_error(per_row(rows)), **options)
+        def value(rows: RegressionOutcomes | ClassOutcomes) -> Tensor:
+            return weighted_mean(per_row(rows), rows.sample_weight)
+
+        return self.by(value, lambda rows: standard_error(per_row(rows)))
 
 
 def risk_curve(rows: RegressionOutcomes | ClassOutcomes) -> scores.RiskCoverage:
@@ -166,10 +171,9 @@ def risk_curve(rows: RegressionOutcomes | ClassOutcomes) -> scores.RiskCoverage:
 
 
 _RANKING = {
-    "aurc": Score("AURC", "area under the risk-coverage curve", "lower", lambda rows: risk_curve(rows).area),
-    "excess_aurc": _score(
-        ("Excess AURC", "the part of it above the best possible ranking", "lower"),
-        lambda rows: risk_curve(rows).excess_area,
+    "aurc": _Named("AURC", "area under the risk-coverage curve", "lower").by(lambda rows: risk_curve(rows).area),
+    "excess_aurc": _Named("Excess AURC", "the part of it above the best possible ranking", "lower").by(
+        lambda rows: risk_curve(rows).excess_area
     ),
 }
 
@@ -203,62 +207,43 @@ def _widths(rows: Any) -> Tensor:
 
 
 REGRESSION_SCORES = {
-    "log_likelihood": _mean(
-        ("Log-likelihood", "mean log-density of the outcomes, nats per row", "higher"),
-        lambda rows: finite_tensor("log_likelihood", rows.log_likelihood, infinite=True),
-        core=True,
+    "log_likelihood": _Named(
+        "Log-likelihood", "mean log-density of the outcomes, nats per row", "higher", core=True
+    ).mean(lambda rows: finite_tensor("log_likelihood", rows.log_likelihood, infinite=True)),
+    "rmse": _Named("RMSE", "root mean squared error of the mean, in units of the target", "lower", core=True).by(
+        lambda rows: scores.rmse(rows.mean, rows.y, sample_weight=rows.sample_weight), _rmse_error
     ),
-    "rmse": _score(
-        ("RMSE", "root mean squared error of the mean, in units of the target", "lower"),
-        lambda rows: scores.rmse(rows.mean, rows.y, sample_weight=rows.sample_weight),
-        _rmse_error,
-        core=True,
+    "mae": _Named("MAE", "mean absolute error of the mean, in units of the target", "lower", core=True).mean(
+        RegressionOutcomes.absolute_errors
     ),
-    "mae": _mean(
-        ("MAE", "mean absolute error of the mean, in units of the target", "lower"),
-        RegressionOutcomes.absolute_errors,
-        core=True,
-    ),
-    "sharpness": _score(
-        ("Sharpness", "root mean predictive variance: the RMSE the model expects of itself", "lower"),
-        lambda rows: scores.sharpness(rows.std, sample_weight=rows.sample_weight),
-        core=True,
-    ),
+    "sharpness": _Named(
+        "Sharpness", "root mean predictive variance: the RMSE the model expects of itself", "lower", core=True
+    ).by(lambda rows: scores.sharpness(rows.std, sample_weight=rows.sample_weight)),
     **{f"coverage_{100 * level:.0f}": _coverage(level) for level in COVERAGE_LEVELS},
-    "interval_width": _mean(
-        (
-            "95 % interval width",
-            "mean width, in units of the target; narrower is better if the coverage is right",
-            None,
-        ),
-        _widths,
+    "interval_width": _Named(
+        "95 % interval width", "mean width, in units of the target; narrower is better if the coverage is right", None
+    ).mean(_widths),
+    "interval_score": _Named("95 % interval score", "width plus a penalty for misses", "lower").mean(
+        lambda rows: scores.interval_score(rows.lower, rows.upper, rows.y, level=COVERAGE_LEVELS[-1])
     ),
-    "interval_score": _mean(
-        ("95 % interval score", "width plus a penalty for misses", "lower"),
-        lambda rows: scores.interval_score(rows.lower, rows.upper, rows.y, level=COVERAGE_LEVELS[-1]),
+    "crps": _Named("CRPS", "continuous ranked probability score, in units of the target", "lower").mean(
+        lambda rows: finite_tensor("crps", rows.crps)
     ),
-    "crps": _mean(
-        ("CRPS", "continuous ranked probability score, in units of the target", "lower"),
-        lambda rows: finite_tensor("crps", rows.crps),
-    ),
-    "calibration_gap": _score(
-        ("Calibration gap", "mean gap between claimed and observed coverage over all levels", "lower"),
-        lambda rows: calibration.interval_reliability(rows.pit, sample_weight=rows.sample_weight).mean_gap,
-        percent=True,
-    ),
-    "mean_pit": _score(
-        ("Mean PIT", "mean rank of the outcome in its prediction; above 0.5 predictions run low", None),
+    "calibration_gap": _Named(
+        "Calibration gap", "mean gap between claimed and observed coverage over all levels", "lower", percent=True
+    ).by(lambda rows: calibration.interval_reliability(rows.pit, sample_weight=rows.sample_weight).mean_gap),
+    "mean_pit": _Named(
+        "Mean PIT", "mean rank of the outcome in its prediction; above 0.5 predictions run low", None, nominal=0.5
+    ).by(
         lambda rows: weighted_mean(finite_tensor("pit", rows.pit), rows.sample_weight),
         lambda rows: torch.tensor(1 / math.sqrt(12 * len(rows.pit)), device="cpu"),  # of uniform transforms
-        nominal=0.5,
     ),
-    "std_factor": Score(
+    "std_factor": _Named(
         "Best factor on std",
         "factor on the standard deviation with the largest likelihood; above 1 the model was over-confident",
         None,
-        lambda rows: calibration.std_scale(rows.mean, rows.std, rows.y, sample_weight=rows.sample_weight),
         nominal=1.0,
-    ),
+    ).by(lambda rows: calibration.std_scale(rows.mean, rows.std, rows.y, sample_weight=rows.sample_weight)),
     **_RANKING,
 }
 """The scores of a regression by name, in the order in which they are shown."""
@@ -306,69 +291,58 @@ def _of_probabilities(score: Callable[..., Tensor]) -> Value:
 
 
 CLASS_SCORES = {
-    "log_likelihood": _mean(
-        ("Log-likelihood", "mean log-probability of the labels, nats per row", "higher"),
-        lambda rows: scores.class_log_likelihood(rows.probabilities, rows.labels),
-        core=True,
-    ),
-    "accuracy": _mean(
-        ("Accuracy", "share of rows whose most probable class is right", "higher"),
-        ClassOutcomes.correct,
+    "log_likelihood": _Named(
+        "Log-likelihood", "mean log-probability of the labels, nats per row", "higher", core=True
+    ).mean(lambda rows: scores.class_log_likelihood(rows.probabilities, rows.labels)),
+    "accuracy": _Named(
+        "Accuracy", "share of rows whose most probable class is right", "higher", percent=True, core=True
+    ).mean(ClassOutcomes.correct),
+    "balanced_accuracy": _Named(
+        "Balanced accuracy",
+        "mean over the classes of the share of their rows that are recognised",
+        "higher",
         percent=True,
-        core=True,
-    ),
-    "balanced_accuracy": _score(
-        ("Balanced accuracy", "mean over the classes of the share of their rows that are recognised", "higher"),
+    ).by(
         lambda rows: balanced_accuracy(
             torch.as_tensor(rows.probabilities).argmax(1), rows.labels, sample_weight=rows.sample_weight
-        ),
-        percent=True,
+        )
     ),
-    "class_auroc": Score(
+    "class_auroc": _Named(
         "AUROC of classes",
         "chance that a row of a class is given more of it than other rows are, mean over the classes; 0.5 is a guess",
         "higher",
-        _of_probabilities(class_auroc),
+    ).by(_of_probabilities(class_auroc)),
+    "mean_confidence": _Named(
+        "Mean confidence", "mean probability of the predicted class; a calibrated model's accuracy", None, percent=True
+    ).mean(lambda rows: scores.confidence_and_correctness(rows.probabilities, rows.labels)[0]),
+    "brier": _Named("Brier score", "squared error of the probabilities, 0 to 2", "lower", core=True).mean(
+        lambda rows: scores.brier_score(rows.probabilities, rows.labels)
     ),
-    "mean_confidence": _mean(
-        ("Mean confidence", "mean probability of the predicted class; a calibrated model's accuracy", None),
-        lambda rows: scores.confidence_and_correctness(rows.probabilities, rows.labels)[0],
-        percent=True,
-    ),
-    "brier": _mean(
-        ("Brier score", "squared error of the probabilities, 0 to 2", "lower"),
-        lambda rows: scores.brier_score(rows.probabilities, rows.labels),
-        core=True,
-    ),
-    "calibration_error": _score(
-        ("ECE", "expected calibration error: mean gap of confidence and accuracy over 15 bins of equal width", "lower"),
-        _of_probabilities(scores.expected_calibration_error),
+    "calibration_error": _Named(
+        "ECE",
+        "expected calibration error: mean gap of confidence and accuracy over 15 bins of equal width",
+        "lower",
         percent=True,
         core=True,
-    ),
-    "adaptive_calibration_error": _score(
-        ("Adaptive ECE", "the same over 15 bins of equally many rows", "lower"),
-        _of_probabilities(scores.adaptive_calibration_error),
-        percent=True,
-    ),
-    "temperature": Score(
+    ).by(_of_probabilities(scores.expected_calibration_error)),
+    "adaptive_calibration_error": _Named(
+        "Adaptive ECE", "the same over 15 bins of equally many rows", "lower", percent=True
+    ).by(_of_probabilities(scores.adaptive_calibration_error)),
+    "temperature": _Named(
         "Best temperature",
         "temperature of the logits with the largest likelihood; above 1 the model was over-confident",
         None,
-        _temperature,
         nominal=1.0,
+    ).by(_temperature),
+    "entropy": _Named("Entropy", "mean total uncertainty, in nats", None).mean(ClassOutcomes.uncertainty),
+    "mutual_information": _Named("Mutual information", "its epistemic part, in nats", None).mean(
+        lambda rows: finite_tensor("mutual_information", rows.mutual_information)
     ),
-    "entropy": _mean(("Entropy", "mean total uncertainty, in nats", None), ClassOutcomes.uncertainty),
-    "mutual_information": _mean(
-        ("Mutual information", "its epistemic part, in nats", None),
-        lambda rows: finite_tensor("mutual_information", rows.mutual_information),
-    ),
-    "error_auroc": Score(
+    "error_auroc": _Named(
         "AUROC of errors",
         "chance that a wrong row is more uncertain than a right one; 0.5 is no better than chance",
         "higher",
-        lambda rows: _auroc(rows.uncertainty(), rows.loss(), rows.sample_weight),
-    ),
+    ).by(lambda rows: _auroc(rows.uncertainty(), rows.loss(), rows.sample_weight)),
     **_RANKING,
 }
 """The scores of a classification by name, in the order in which they are shown."""
