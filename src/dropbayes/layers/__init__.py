@@ -20,7 +20,6 @@ from dropbayes.layers.structure import (
     KeepProbs,
     input_layers,
     is_bias,
-    is_weight_layer,
     keep_probs,
     keep_probs_by_order,
     kl_is_weight_decay,
@@ -28,7 +27,7 @@ from dropbayes.layers.structure import (
     trace,
     weight_layers,
 )
-from dropbayes.layers.weights import Conv1d, Conv2d, Conv3d, Embedding, Linear, WeightLayer, mask_shape, word_mask
+from dropbayes.layers.weights import Conv1d, Conv2d, Conv3d, Embedding, Linear, WeightLayer
 
 __all__ = [
     "GRU",
@@ -61,14 +60,12 @@ __all__ = [
     "decays",
     "input_layers",
     "is_bias",
-    "is_weight_layer",
     "keep_probs",
     "keep_probs_by_order",
     "kl_coefficients",
     "kl_constant",
     "kl_from_density",
     "kl_is_weight_decay",
-    "mask_shape",
     "matrices",
     "model_precision",
     "multiplicative_gaussian",
@@ -77,5 +74,4 @@ __all__ = [
     "trace",
     "weight_decay",
     "weight_layers",
-    "word_mask",
 ]
