@@ -19,7 +19,11 @@ def distributions(n_tokens, seed=0):
 
 def judged(log_probs, tokens, mask=None):
     mask = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
-    return TokenUncertainty.of(log_probs, tokens, mask).texts()
+    steps = []
+    for place in range(tokens.shape[1]):
+        before = steps[-1] if steps else None
+        steps.append(TokenUncertainty.of(log_probs[:, :, place], tokens[:, place], mask[:, place], before))
+    return TokenUncertainty.joined(steps, torch.stack, -1).texts()
 
 
 def some_tokens(n_tokens):
@@ -85,15 +89,3 @@ def test_a_token_of_probability_zero_adds_nothing_to_the_entropy():
     result = judged(log_probs, torch.tensor([[0]]))
     assert float(result.token_entropy) == pytest.approx(math.log(2))
     assert float(result.token_mutual_information) == 0
-
-
-def test_tokens_judged_one_by_one_make_the_text_judged_as_a_whole():
-    log_probs, tokens = distributions(5), some_tokens(5)
-    mask = torch.arange(5) < torch.tensor([[5], [3], [1]])
-    steps, so_far = [], torch.zeros(T, B, dtype=torch.float64)
-    for place in range(5):
-        steps.append(TokenUncertainty.of(log_probs[:, :, place], tokens[:, place], mask[:, place], so_far))
-        so_far = so_far + steps[-1].draw_log_probs.nan_to_num(nan=0.0)
-    joined, whole = TokenUncertainty.joined(steps, torch.stack, -1), TokenUncertainty.of(log_probs, tokens, mask)
-    for name, value in vars(whole).items():
-        torch.testing.assert_close(vars(joined)[name], value, equal_nan=True)

@@ -120,20 +120,17 @@ def _under_the_mean(work: Texts, at_once: int, on_token: Callable[[TokenUncertai
     drawn = DrawnModel(work.folded(range(work.keys.n_draws), at_once), together=True)
     is_beam, ends = (work.config.num_beams or 1) > 1, _ends(work.config)
     steps: list[TokenUncertainty] = []
-    known: list[tuple[Tensor, Tensor]] = []  # which texts have not ended, and the log-probability of each so far
 
     def observe(sequences: Tensor, _: Any, **__: Any) -> Tensor:
         """A stopping criterion that never stops: it observes each token as it is chosen."""
         tokens = sequences[:, -1]
         assert drawn.log_probs is not None
-        begin = torch.ones_like(tokens, dtype=torch.bool), torch.zeros_like(drawn.log_probs[..., 0])
-        living, so_far = known[-1] if known else begin
-        step = TokenUncertainty.of(drawn.log_probs, tokens, living, so_far)
-        going_on = living & ~torch.isin(tokens, ends.to(tokens.device))
-        known.append((going_on, so_far + step.draw_log_probs.masked_fill(~living, 0.0)))
-        steps.append(step)
+        living = torch.ones_like(tokens, dtype=torch.bool)
+        if steps:
+            living = steps[-1].mask & ~torch.isin(steps[-1].tokens, ends.to(tokens.device))
+        steps.append(TokenUncertainty.of(drawn.log_probs, tokens, living, steps[-1] if steps else None))
         if on_token is not None:
-            on_token(step)
+            on_token(steps[-1])
         return torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
 
     sequences = _decode(work, drawn, work.with_encoder(drawn.chunks), None if is_beam else observe)

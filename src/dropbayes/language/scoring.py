@@ -139,7 +139,10 @@ def score_answers(
         arguments, columns = _whole_text(work, {k: v[rows] for k, v in work.given.items()}, answer[rows], mask[rows])
         n_rows = len(answer[rows])
         logits = [one(arguments, n_rows).logits[:, columns].float().unflatten(0, (-1, n_rows)) for one in folded]
-        blocks.append(TokenUncertainty.of(torch.cat(logits).log_softmax(-1), answer[rows], mask[rows]))
+        log_probs, steps = torch.cat(logits).log_softmax(-1), list[TokenUncertainty]()
+        for tokens, among, step in zip(answer[rows].T, mask[rows].T, log_probs.unbind(2), strict=True):
+            steps.append(TokenUncertainty.of(step, tokens, among, steps[-1] if steps else None))
+        blocks.append(TokenUncertainty.joined(steps, torch.stack, -1))
     return TokenUncertainty.joined(blocks, torch.cat, -2).texts()
 
 

@@ -110,23 +110,23 @@ class TokenUncertainty:
     draw_log_probs: Tensor  #: The log-probability that each draw gives the token, `[draw, row]`.
     weighted_entropy: Tensor  #: The entropy of the distribution in which draws are weighted by the text so far.
     weighted_expected_entropy: Tensor
+    text_log_probs: Tensor  #: The log-probability that each draw gives the text so far, the token included.
 
     @classmethod
-    def of(cls, log_probs: Tensor, tokens: Tensor, mask: Tensor, so_far: Tensor | None = None) -> TokenUncertainty:
-        """That of tokens, with the log-probabilities of all by each draw, `[draw, row, (position,) token]`.
+    def of(
+        cls, log_probs: Tensor, tokens: Tensor, mask: Tensor, before: TokenUncertainty | None = None
+    ) -> TokenUncertainty:
+        """That of the token after those `before`, from the log-probabilities of all by each draw, `[draw, row, token]`.
 
-        `mask` has the tokens of texts that had not ended; `so_far`, `[draw, row]`, is the log-probability of what
-        comes before the one token of each row, and is known for whole texts.
+        `mask` has the rows whose text had not ended.
         """
         n_draws = log_probs.shape[0]
-        chosen = log_probs.gather(-1, tokens.expand(n_draws, *tokens.shape)[..., None])[..., 0]
-        if so_far is None:
-            so_far = torch.nn.functional.pad(chosen.masked_fill(~mask, 0.0), (1, -1)).cumsum(-1)
-        weights = so_far.log_softmax(0)
-        entropies, votes = _entropy(log_probs), log_probs.argmax(-1)
+        so_far = torch.zeros_like(log_probs[..., 0]) if before is None else before.text_log_probs
+        chosen = log_probs.gather(-1, tokens.expand(n_draws, -1)[..., None])[..., 0]
+        entropies, weights, votes = _entropy(log_probs), so_far.log_softmax(0), log_probs.argmax(-1)
         mean = log_probs.logsumexp(0) - math.log(n_draws)
         judged = {
-            "log_prob": mean.gather(-1, tokens[..., None])[..., 0],
+            "log_prob": mean.gather(-1, tokens[:, None])[:, 0],
             "entropy": _entropy(mean),
             "expected_entropy": entropies.mean(0),
             "mutual_information": (_entropy(mean) - entropies.mean(0)).clamp(min=0),
@@ -135,7 +135,8 @@ class TokenUncertainty:
             "weighted_entropy": _entropy((log_probs + weights[..., None]).logsumexp(0)),
             "weighted_expected_entropy": (weights.exp() * entropies).sum(0),
         }
-        return cls(tokens, mask, **{name: value.masked_fill(~mask, math.nan) for name, value in judged.items()})
+        judged = {name: value.masked_fill(~mask, math.nan) for name, value in judged.items()}
+        return cls(tokens, mask, **judged, text_log_probs=so_far + chosen.masked_fill(~mask, 0.0))
 
     @classmethod
     def joined(cls, parts: Sequence[TokenUncertainty], join: Callable[..., Tensor], axis: int) -> TokenUncertainty:
@@ -146,7 +147,7 @@ class TokenUncertainty:
         """The uncertainty of the texts that the tokens make."""
         names = ("log_prob", "entropy", "expected_entropy", "mutual_information", "disagreement")
         known: dict[str, Any] = {f"token_{name}": vars(self)[name] for name in names}
-        whole = self.draw_log_probs.nansum(-1).logsumexp(0) - math.log(len(self.draw_log_probs))
+        whole = self.text_log_probs[..., -1].logsumexp(0) - math.log(len(self.text_log_probs))
         by_token = self.log_prob.nansum(-1), self.entropy, self.expected_entropy
         return TextUncertainty(
             tokens=self.tokens,
@@ -166,7 +167,7 @@ def _sequence(log_prob: Tensor, total: Tensor, data: Tensor, mask: Tensor) -> Se
 
 def _entropy(log_probs: Tensor) -> Tensor:
     """The entropy over the last axis; a token of probability 0 adds nothing."""
-    return torch.special.entr(log_probs.exp()).sum(-1)
+    return -torch.where(log_probs > -math.inf, log_probs.exp() * log_probs, 0.0).sum(-1)
 
 
 # --- of meanings rather than wordings -----------------------------------------------------------------------------
