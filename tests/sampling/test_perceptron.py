@@ -45,6 +45,16 @@ def test_moments_are_those_of_the_general_path(name, masks):
     torch.testing.assert_close(ours.variance, theirs.variance)
 
 
+def test_no_network_is_taken_for_a_perceptron_while_the_whole_process_has_hooks():
+    net, x = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1)), torch.zeros(3, 2)
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        assert as_perceptron(net, x) is None
+    finally:
+        handle.remove()
+    assert as_perceptron(net, x) is not None
+
+
 def test_networks_that_do_more_are_not_taken_for_perceptrons():
     x = torch.zeros(3, 2)
     assert as_perceptron(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), x) is None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -36,11 +35,8 @@ _LARGE_WEIGHTS = 2**14
 # order that the product with the folded weights of all draws gives), and precede them if each row has its own.
 
 
-class Step(Protocol):
-    """One or several layers, for all draws."""
-
-    def __call__(self, h: Tensor, rows: range, block: int | None) -> Tensor:
-        """The next tensor; `rows` keys masks, `block` is the number of rows in one product (None for all)."""
+Step = Callable[[Tensor, range, int | None], Tensor]
+"""One or several layers, for all draws: of a tensor, the rows that key masks, and those in one product (None: all)."""
 
 
 @dataclass(frozen=True)

@@ -58,10 +58,8 @@ class _Groups(ABC):
 class Moments(_Groups):
     """The mean and variance over draws, by Chan's pairwise update (Welford's, group by group)."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.mean: Tensor
-        self._squares: Tensor  # sum of squared deviations from the mean
+    mean: Tensor
+    _squares: Tensor  # sum of squared deviations from the mean
 
     @property
     def variance(self) -> Tensor:
@@ -114,9 +112,7 @@ def _sum_over_draws(draws: Tensor) -> Tensor:
 class Mean(_Groups):
     """The mean over draws."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._sum: Tensor
+    _sum: Tensor
 
     @property
     def value(self) -> Tensor:
@@ -132,9 +128,7 @@ class Mean(_Groups):
 class LogMean(_Groups):
     r"""The running $\log \frac1T \sum_t e^{\ell_t}$ of log-densities, safe from under- and overflow."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._log_sum: Tensor
+    _log_sum: Tensor
 
     @property
     def value(self) -> Tensor:

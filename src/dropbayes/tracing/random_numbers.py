@@ -119,12 +119,8 @@ def _normal(mode: RandomMode, func: Operation, mean: Any, std: Any = 1.0, size: 
     return (mean + std * _normals(mode, like)).to(like.dtype)
 
 
-@_keyed(Tensor.exponential_)
-def _exponential_(mode: RandomMode, func: Operation, input: Tensor, lambd: float = 1.0, **_: Any) -> Tensor:
-    return _filled(input, -torch.log(_uniforms(mode, "rand", input)) / lambd)
-
-
 _QUANTILES: dict[Operation, Callable[..., Tensor]] = {
+    Tensor.exponential_: lambda u, lambd=1.0: -torch.log(u) / lambd,
     Tensor.log_normal_: lambda u, mean=1.0, std=2.0: torch.exp(mean + std * torch.special.ndtri(u)),
     Tensor.cauchy_: lambda u, median=0.0, sigma=1.0: median + sigma * torch.tan(torch.pi * (u - 0.5)),
     Tensor.geometric_: lambda u, p: (u.log() / math.log1p(-p)).ceil().clamp(min=1),
@@ -133,9 +129,10 @@ _QUANTILES: dict[Operation, Callable[..., Tensor]] = {
 
 @_keyed(*_QUANTILES)
 def _by_quantile(mode: RandomMode, func: Operation, input: Tensor, *args: float, **kwargs: Any) -> Tensor:
-    """Numbers by their quantile function: the median where noise is left out."""
+    """Numbers by their quantile function: the median where noise is left out; of a waiting time, none."""
     kwargs.pop("generator", None)
-    return _filled(input, _QUANTILES[func](_uniforms(mode, "randn", input), *args, **kwargs))
+    kind = "rand" if func is Tensor.exponential_ else "randn"
+    return _filled(input, _QUANTILES[func](_uniforms(mode, kind, input), *args, **kwargs))
 
 
 @_keyed(torch.randint, torch.randint_like)

@@ -24,9 +24,8 @@ def recurrence(func: Callable[..., Any], args: Arguments, between: Callable[[Ten
         between: A map of a layer's output and the drop probability to the next layer's input.
     """
     packed = isinstance(args[3], (list, tuple))  # (data, batch_sizes, hx, weights, ...), not (input, hx, weights, ...)
-    input, batch_sizes = (args[0], args[1]) if packed else (args[0], None)
-    hx, weights, has_biases, n_layers, drop_prob, _, bidirectional = args[2:9] if packed else args[1:8]
-    batch_first = False if packed else args[8]
+    input, batch_sizes, hx, weights, *settings = (*args, False) if packed else (args[0], None, *args[1:])
+    has_biases, n_layers, drop_prob, _, bidirectional, batch_first = settings
     states = [hx] if isinstance(hx, Tensor) else list(hx)
     directions = 2 if bidirectional else 1
     per_layer = len(weights) // n_layers
