@@ -30,6 +30,20 @@ class Meter:
         self.sum, self.count = self.sum + value, self.count + 1
 
 
+class Slots:
+    __slots__ = ("mean", "n")
+
+    def __init__(self):
+        self.n, self.mean = 0, torch.zeros(2)
+
+    def update(self):
+        self.n += 1
+        self.mean += 1
+
+    def __repr__(self):
+        return f"{self.n} {self.mean}"
+
+
 class Keeps(Body):
     """A network that keeps `state` and writes into it by `write`, with its state, itself and its hidden values."""
 
@@ -74,6 +88,8 @@ STATES = {
     "an array of counts": (lambda: np.ones(2, int), lambda s, h: np.add(s, 1, out=s)),
     "a namespace": (lambda: types.SimpleNamespace(n=1), lambda s, h: setattr(s, "n", s.n + 1)),
     "a meter": (Meter, lambda s, h: s.update(1.0)),
+    "slots": (Slots, lambda s, h: s.update()),
+    "an array over a tensor": (lambda: torch.zeros(3), lambda s, h: np.add(s.numpy(), 1, out=s.numpy())),
     "a meter of a meter": (lambda: Table(m=Meter()), lambda s, h: s["m"].update(1.0)),
 }
 
@@ -94,6 +110,20 @@ def test_activations_that_a_network_keeps_are_its_own(make):
     net(x), db.predict(net, x), db.draws(net, x, n_draws=10)
     assert len(net.state["h"]) == 1
     assert torch.isfinite(net.state["h"][0].sum()).item() and net.state["h"][0].shape == (3, 16)
+
+
+def test_a_module_with_slots_is_drawn_and_followed():
+    class Slotted(Body):
+        __slots__ = ("scale",)
+
+        def forward(self, x):
+            return self.o(self.d(self.a(x))) * self.scale
+
+    net, x = made(lambda: (Slotted(), rows(3)))
+    net.scale = 2.0
+    one = db.draws(net, x, n_draws=5)
+    net.scale = 3.0
+    torch.testing.assert_close(db.draws(net, x, n_draws=5), one * 1.5)
 
 
 def test_what_a_first_call_caches_is_cached():

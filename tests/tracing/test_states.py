@@ -140,16 +140,25 @@ def test_changes_are_named_by_module_and_attribute():
 
 
 class Slotted:
-    """An object that cannot be referred to weakly."""
+    __slots__ = ("n",)
 
-    __slots__ = ()
+
+def test_objects_with_slots_are_compared_by_what_these_hold():
+    net = nn.Identity()
+    net.held = Slotted()
+    net.held.n = 1
+    state = NetworkState(net)
+    net.held.n = 2
+    assert state.changes(net) == [("", "held")]
+    net.held.n = 1
+    assert state.holds(net)
 
 
 OBJECTS = {
     "a tensor": lambda: torch.zeros(2),
     "a number of NumPy": lambda: np.float64(torch.rand(()).item()),
     "a tuple": lambda: (torch.rand(()).item(),),
-    "a slotted object": Slotted,
+    "a slice, which cannot be referred to weakly": lambda: slice(torch.rand(()).item()),
     "deep inside": lambda: [[[[[[Context()]]]]]],
 }
 

@@ -67,7 +67,8 @@ class NetworkState:
         # What the hooks of a view hold is not written back: there, their identity counts alone.
         groups |= dict.fromkeys(_HOOKS, id) if self._versions else {"_buffers": id, **dict.fromkeys(_HOOKS, token)}
         for module in net.modules():
-            state, kind = module.__dict__, module.__class__
+            kind = module.__class__
+            state = module.__dict__ | held(module)[1] if hasattr(kind, "__slots__") else module.__dict__
             tokens: dict[str, Any] = {"class": (id(kind), id(kind.forward))}
             for key in state.keys() - _INTERNAL:
                 value = state[key]
@@ -127,7 +128,8 @@ class _Tokens:
             return frozenset(self(item, depth + 1) for item in value)
         if is_object(value):
             self.seen.add(id(value))
-            return id(kind), *((key, self(item, depth + 1)) for key, item in vars(value).items())
+            items = (item for part in held(value) for item in part.items())
+            return id(kind), *((key, self(item, depth + 1)) for key, item in items)
         return self._identity(value)
 
     def _identity(self, value: Any) -> int:
@@ -151,13 +153,20 @@ def version(tensor: Tensor) -> int:
 def is_object(value: Any) -> bool:
     """Whether a value is a namespace, or a plain object of somebody's own class: an average, a configuration."""
     kind = type(value)
-    if not hasattr(value, "__dict__") or hasattr(kind, "__del__"):
+    if not (hasattr(value, "__dict__") or hasattr(kind, "__slots__")) or hasattr(kind, "__del__"):
         return False
     if issubclass(kind, (nn.Module, Tensor, type, types.ModuleType, types.FunctionType, functools.partial)):
         return False
     module = kind.__module__.partition(".")[0]
     foreign = module not in sys.stdlib_module_names and module not in ("torch", "numpy", "triton")
     return foreign or kind is types.SimpleNamespace
+
+
+def held(value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What an object holds: in its dictionary, and in the slots of its class."""
+    state = object.__getstate__(value)
+    plain, slots = state if isinstance(state, tuple) else (state, {})
+    return plain or {}, slots
 
 
 def cell_value(cell: types.CellType) -> Any:

@@ -22,9 +22,8 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as torch_modules
 
-from dropbayes.tracing.states import PLAIN, NetworkState, cell_value, is_object
+from dropbayes.tracing.states import PLAIN, NetworkState, cell_value, held, is_object
 from dropbayes.tracing.watch import SharedWrite, Watch, storage
 
 Flags = Callable[[str, nn.Module], bool]
@@ -68,11 +67,6 @@ def unwrap(module: nn.Module) -> nn.Module:
             module = cast(nn.Module, module._modules["_orig_mod"])
         else:
             return module
-
-
-def has_global_hooks() -> bool:
-    """Whether hooks are registered for all modules of the process."""
-    return bool(torch_modules._global_forward_hooks or torch_modules._global_forward_pre_hooks)
 
 
 class View:
@@ -167,7 +161,7 @@ class View:
         elif isinstance(before, bytearray):
             before[:] = value
         elif is_object(before):
-            vars(before).update(_detach(vars(value)))
+            _hold(before, *map(_detach, held(value)))
         else:
             attributes[key] = _detach(value)
 
@@ -201,6 +195,7 @@ class View:
                 yield state, key, value
             else:
                 state[key] = self._copy(value)
+        _hold(self._clones[id(module)], {}, {key: self._copy(value) for key, value in held(module)[1].items()})
 
     def _parameter(self, parameter: Any) -> Any:
         if parameter is None or not (self._own_parameters or self._switches):
@@ -314,7 +309,7 @@ class View:
             made = self._remember(value, kind() if kind is types.SimpleNamespace else object.__new__(kind))
         except TypeError:  # made by its own type only
             return value
-        vars(made).update({key: self._copy(item, depth + 1) for key, item in vars(value).items()})
+        _hold(made, *({key: self._copy(item, depth + 1) for key, item in part.items()} for part in held(value)))
         return made
 
     def _bind(self, value: Any, depth: int) -> Any:
@@ -360,6 +355,14 @@ def _holds_modules(value: Any) -> bool:
     items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple, set)) else [value]
     kinds = (nn.Module, nn.Parameter, weakref.ref, types.MethodType, functools.partial)
     return any(isinstance(item, kinds) for item in items)
+
+
+def _hold(owner: Any, plain: dict[str, Any], slots: dict[str, Any]) -> None:
+    """Puts into an object what another holds in its dictionary and its slots."""
+    if plain:
+        vars(owner).update(plain)
+    for name, value in slots.items():
+        object.__setattr__(owner, name, value)
 
 
 def _detach(value: Any) -> Any:
