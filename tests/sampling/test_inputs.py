@@ -51,6 +51,21 @@ def test_a_dataclass_is_taken_apart_and_put_together():
     assert isinstance(rebuilt, Output) and rebuilt.name == "kept" and rebuilt.logits.tolist() == [2.0, 2.0]
 
 
+def test_dataclasses_inside_others_are_taken_apart_and_put_together():
+    @dataclass
+    class Heads:
+        first: Output
+        others: list
+
+    one, two, three = torch.ones(2), torch.zeros(2), torch.full((2,), 3.0)
+    given = {"heads": Heads(Output(one, "a"), [Output(two, "b"), 4]), "z": three}
+    tensors, structure = split(given)
+    assert all(map(torch.equal, tensors, (one, two, three)))
+    assert structure == split(given)[1] and structure.build(tensors) == given
+    heads = structure.build(range(3), numbers=False)["heads"]
+    assert (heads.first, heads.others[0].logits, heads.others[1]) == (Output(0, None), 1, None)
+
+
 def test_a_tree_keeps_what_is_no_tensor():
     tensors, structure = split({"x": torch.ones(2), "y": (torch.zeros(1), None)})
     rebuilt = structure.build([tensor + 1 for tensor in tensors])

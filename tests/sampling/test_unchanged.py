@@ -57,6 +57,8 @@ IN_PLACE = {
     "relu": lambda x: F.relu(x, inplace=True),
     "through a view": lambda x: (x.view(-1).mul_(0.7), x)[1],
     "through its data": lambda x: (x.data.add_(1.0), x)[1],
+    "through NumPy": lambda x: (np.multiply(x.numpy(), 0.7, out=x.numpy()), x)[1],
+    "through an array of its data": lambda x: (np.asarray(x.data).__imul__(0.7), x)[1],
 }
 
 

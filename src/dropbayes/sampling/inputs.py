@@ -88,9 +88,13 @@ class Inputs:
     @property
     def device(self) -> torch.device:
         """The device of the first row tensor, or of the first tensor."""
-        pairs = list(zip(self.leaves, self.axes, strict=True))
-        tensors = [leaf for leaf, axis in pairs if isinstance(leaf, Tensor) and (axis is not None or self.is_one_row)]
+        tensors = self.tensors_of_rows(self.leaves)
         return tensors[0].device if tensors else torch.device("cpu")
+
+    def tensors_of_rows(self, leaves: Iterable[Any]) -> list[Tensor]:
+        """Of such leaves, the tensors that hold rows; all of them, if the whole input is one row."""
+        pairs, one_row = zip(leaves, self.axes, strict=True), self.is_one_row
+        return [leaf for leaf, axis in pairs if isinstance(leaf, Tensor) and (one_row or axis is not None)]
 
     @property
     def signature(self) -> tuple[Any, ...]:
@@ -350,15 +354,20 @@ def _moved(leaf: PyTree, device: torch.device) -> PyTree:
 class Structure:
     """The structure of an output without its tensors, from which it is rebuilt with others."""
 
-    leaves: tuple[PyTree, ...]
+    leaves: tuple[PyTree, ...]  # a dataclass is a structure of its own
     spec: pytree.TreeSpec
     dataclass: Any = None
 
-    def build(self, tensors: Sequence[Any], *, numbers: bool = True) -> PyTree:
+    def build(self, tensors: Iterable[Any], *, numbers: bool = True) -> PyTree:
         """The output with `tensors` in place of its own, in order; without `numbers`, None for all else."""
         remaining = iter(tensors)
-        leaves = [next(remaining) if leaf is _TENSOR else leaf if numbers else None for leaf in self.leaves]
-        tree = pytree.tree_unflatten(leaves, self.spec)
+
+        def leaf_of(leaf: PyTree) -> PyTree:
+            if isinstance(leaf, Structure):
+                return leaf.build(remaining, numbers=numbers)
+            return next(remaining) if leaf is _TENSOR else leaf if numbers else None
+
+        tree = pytree.tree_unflatten(map(leaf_of, self.leaves), self.spec)
         if self.dataclass is None:
             return tree
         made = object.__new__(self.dataclass)  # its own `__init__` may take other arguments, or compute fields anew
@@ -375,18 +384,31 @@ def split(output: PyTree) -> tuple[list[Tensor], Structure]:
 
     Caches and other objects that are not trees of tensors cannot be averaged: they become None.
     """
-    of = None
-    is_plain_dataclass = dataclasses.is_dataclass(output) and type(output) not in pytree.SUPPORTED_NODES
-    if is_plain_dataclass and not isinstance(output, Mapping):
-        of = type(output)
-        output = {field.name: getattr(output, field.name) for field in dataclasses.fields(output)}
-    leaves, spec = pytree.tree_flatten(output)
-    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    tensors = list[Tensor]()
+    structure = _structure(output, tensors)
     if not tensors:
         raise TypeError(
             f"`net` must return tensors, alone or in a tuple, dict or dataclass; got {type(output).__name__}. Return "
             "the tensors it is made of, such as the mean and the variance of a distribution."
         )
-    static = (leaf if isinstance(leaf, _PLAIN) else None for leaf in leaves)
-    entries = tuple(_TENSOR if isinstance(leaf, Tensor) else plain for leaf, plain in zip(leaves, static, strict=True))
-    return tensors, Structure(entries, spec, of)
+    return tensors, structure
+
+
+def _structure(output: PyTree, tensors: list[Tensor]) -> Structure:
+    """The structure of an output, whose tensors are added to `tensors` in order."""
+    of = type(output) if _is_dataclass(output) else None
+    if of is not None:
+        output = {field.name: getattr(output, field.name) for field in dataclasses.fields(output)}
+    leaves, spec = pytree.tree_flatten(output, is_leaf=_is_dataclass)
+    for index, leaf in enumerate(leaves):
+        if isinstance(leaf, Tensor):
+            tensors.append(leaf)
+            leaves[index] = _TENSOR
+        elif not isinstance(leaf, _PLAIN):
+            leaves[index] = _structure(leaf, tensors) if _is_dataclass(leaf) else None
+    return Structure(tuple(leaves), spec, of)
+
+
+def _is_dataclass(value: PyTree) -> bool:
+    kind = type(value)
+    return dataclasses.is_dataclass(kind) and not issubclass(kind, Mapping) and kind not in pytree.SUPPORTED_NODES

@@ -93,16 +93,15 @@ class Prober:
     ignored: tuple[str, ...]
     named: frozenset[str]
     owns_parameters: bool = False
-    views: dict[Flags | None, View] = field(default_factory=dict)  # that passes have left unchanged
+    views: dict[Flags | None, View] = field(default_factory=dict)  # that passes have left as they were
 
     def __call__(
         self, leaves: list[PyTree] | tuple[Any, ...], may_train: Flags | None, neutral: Neutral = NEUTRAL[0]
     ) -> Probe:
         """One pass of a view with these training flags (None: evaluation mode), every mask left out, watched."""
-        view = self._view(may_train)
+        view = self.views.pop(may_train, None) or View(self.net, may_train, own_parameters=self.owns_parameters)
         leaves = cloned_leaves(leaves)
-        rows = [leaf for leaf, axis in zip(leaves, self.inputs.axes, strict=True) if self._has_rows(leaf, axis)]
-        watch = Watch(rows, {} if self.owns_parameters else view.parameters)
+        watch = Watch(self.inputs.tensors_of_rows(leaves), {} if self.owns_parameters else view.parameters)
         names = SiteNames(view.paths, view.originals)
         left_out = functools.partial(is_ignored, self.ignored)
         recorder = Recorder(names, left_out=left_out, watch=watch, neutral=neutral)
@@ -117,17 +116,9 @@ class Prober:
         host.moved += ["torch's generator"] if watch.draws_by_generator else []
         tensors, structure = split(output)
         changes = [] if view.state.holds(view.net) else view.state.changes(view.net)
-        if not (changes or host.moved or host.unkeyed):
+        if not (changes or host.moved or host.unkeyed or self.owns_parameters):
             self.views[may_train] = view
         return Probe(view, recorder, watch, host, tensors, structure, changes)
-
-    def _view(self, may_train: Flags | None) -> View:
-        """A view in its first state: one that a pass has left as it was serves again."""
-        view = self.views.pop(may_train, None)
-        return View(self.net, may_train, own_parameters=self.owns_parameters) if view is None else view
-
-    def _has_rows(self, leaf: PyTree, axis: int | None) -> bool:
-        return isinstance(leaf, Tensor) and (axis is not None or self.inputs.is_one_row)
 
     def in_double(self, judge: Callable[[Prober, Inputs], bool]) -> bool:
         """What `judge` says of the same probes in double precision, the arbiter over a small difference.

@@ -148,6 +148,8 @@ class Recorder(Ones):
             self._note_comparison(func, args, result)
         if func in READS and self.watch is not None:
             self.watch.note_read(args[0], number=True) if READS[func] else self.watch.note_length(args[0])
+            if READS[func] and func is not Tensor.tolist:  # memory given to NumPy may be written to there
+                args[0].copy_(args[0])
         if func in RECURRENT or func in CELLS:
             self._use_recurrent(args)
         elif func is F.multi_head_attention_forward:
