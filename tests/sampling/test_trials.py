@@ -60,6 +60,36 @@ def test_a_batch_that_differs_from_its_rows_by_its_size_is_refused():
         db.predict(doubling_large_batches(), torch.randn(12, 4))
 
 
+def with_room(most, failed):
+    def forward(m, x):
+        if x.shape[0] > most or x.isnan().any():
+            failed.append(x.shape[0])
+            raise ValueError("no room, or NaN")
+        return torch.tanh(m.o(m.d(torch.tanh(m.a(x)))))
+
+    torch.manual_seed(0)
+    return Module(forward, a=nn.Linear(4, 8), d=nn.Dropout(0.3), o=nn.Linear(8, 2))
+
+
+@pytest.mark.parametrize("most", [1, 3, 20, 200])
+@pytest.mark.parametrize("masks", ["shared", "row"])
+def test_a_network_with_room_for_few_rows_is_given_no_more(most, masks):
+    net, x, failed = with_room(most, failed := []), torch.randn(min(most, 33), 4), failed
+    assert_law(net, x, masks=masks)
+    ours = db.draws(net, x, n_draws=40, masks=masks)
+    assert torch.equal(db.draws(net, x[:1], n_draws=40, masks=masks), ours[:, :1])
+    failed.clear()
+    db.draws(net, x, n_draws=40, masks=masks)
+    assert not failed  # what it takes is remembered
+
+
+def test_the_error_of_a_network_on_one_of_many_rows_is_its_own():
+    x = torch.randn(20, 4)
+    x[9] = math.nan
+    with pytest.raises(ValueError, match="no room, or NaN"):
+        db.draws(with_room(999, []), x, n_draws=10)
+
+
 @pytest.mark.parametrize("descending", [True, False])
 def test_the_masks_of_rows_that_are_sorted_meanwhile_stay_with_them(descending):
     def forward(m, x):

@@ -56,7 +56,7 @@ class FoldedDraws:
         """The model's output with the rows of all draws, `n_rows` each, which may be `alike`, for named arguments."""
         inspection = self.inspection(arguments, n_rows)
         inputs = self._one_draw(arguments)
-        spec = mask_spec(inspection, inputs, keys=self.keys, masks="shared", sampling=self.sampling)
+        spec = mask_spec(inspection.profile, inputs, keys=self.keys, masks="shared", sampling=self.sampling)
         source = KeyedSource(spec, self.draws, range(n_rows), folded=True)
         self._source, self._alike, view = source, alike, self._view(inspection)
         source.follow(view)

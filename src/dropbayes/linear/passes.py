@@ -194,7 +194,7 @@ def _unchecked_plan(net: nn.Module, inputs: Inputs, options: Linear, sampling: S
             f'`method` "linear" needs a network that is differentiable in its masks; `net` {what}, which has no '
             'derivative. Use method="sampling".'
         )
-    spec = mask_spec(inspection, inputs, keys=Keys(0, 2, "independent"), masks="row", sampling=sampling)
+    spec = mask_spec(inspection.profile, inputs, keys=Keys(0, 2, "independent"), masks="row", sampling=sampling)
     together = chosen_strategy(inspection, inputs, spec).rows == "together" and None not in profile.outputs
     names, tied, known = sampling.ignored, sampling.positions == "tied", inspection.strategies
     if "outputs" not in known:

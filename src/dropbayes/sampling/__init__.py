@@ -24,12 +24,11 @@ from dropbayes.sampling.plan import Block, Plan, make_plan, mask_spec, move_row_
 from dropbayes.sampling.probes import ProbeFailed, Prober, equal_but_for_rounding
 from dropbayes.sampling.profile import Profile, Site
 from dropbayes.sampling.settings import Sampling
-from dropbayes.sampling.source import KeyedSource, MaskSpec, NetworkChanged, SiteSource, UnsupportedStrategy
+from dropbayes.sampling.source import KeyedSource, NetworkChanged, SiteSource, UnsupportedStrategy
 from dropbayes.sampling.strategies import rows_first
 from dropbayes.sampling.streaming import LogMean, Mean, Moments, result_dtype
 from dropbayes.sampling.training_mode import UncertaintyWarning
 from dropbayes.sampling.trials import chosen_strategy
-from dropbayes.tracing import Sites
 from dropbayes.tracing.views import View, eagerly
 
 __all__ = [
@@ -39,7 +38,6 @@ __all__ = [
     "KeyedSource",
     "Keys",
     "LogMean",
-    "MaskSpec",
     "Mean",
     "Moments",
     "NetworkChanged",
@@ -51,7 +49,6 @@ __all__ = [
     "Sampling",
     "Site",
     "SiteSource",
-    "Sites",
     "UncertaintyWarning",
     "UnsupportedStrategy",
     "View",

@@ -138,7 +138,7 @@ def called_draw(
     seen = replace(inputs, leaves=tuple(map(_outside_transforms, inputs.leaves)))
     inspection = inspect(net, seen, sampling.ignored, positions=by_position, any_length=by_position)
     inspection.profile.check_random()
-    spec = mask_spec(inspection, inputs, keys=keys, masks=masks, sampling=sampling)
+    spec = mask_spec(inspection.profile, inputs, keys=keys, masks=masks, sampling=sampling)
     try:
         return _one_draw(inspection, inputs, seen, spec, draw)
     except (NetworkChanged, UnsupportedStrategy) as changed:

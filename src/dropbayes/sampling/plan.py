@@ -50,6 +50,10 @@ _YIELDED_ROWS = 1024  # the direct path yields its blocks in batches of this man
 _THREADED_OPERATIONS = 5e7  # a smaller block finishes before other threads have started
 
 
+class _TooManyRows(UnsupportedStrategy):
+    """A network that fails on a block larger than any before, though not on a row of it."""
+
+
 @dataclass(frozen=True)
 class Block:
     """The outputs of some draws of some rows."""
@@ -81,6 +85,7 @@ class Plan:
     product_rows: int = 1  # of a perceptron: the rows in one product; of branches: the pairs in one pass
     batch_invariant: bool = True  # blocks are padded to one size
     moments_only: bool = False
+    max_bytes: int | None = None
 
     @property
     def exact(self) -> bool:
@@ -115,6 +120,9 @@ class Plan:
                 try:
                     with plan._running():
                         block = plan._block(inputs, rows, first_row + rows.start, draws)
+                except _TooManyRows:
+                    plan = plan._with_smaller_blocks(inputs)
+                    break
                 except (NetworkChanged, UnsupportedStrategy) as changed:
                     some = inputs.block(rows.start, rows.stop)
                     if isinstance(changed, UnknownSite) and plan.strategy == DRAW_BY_DRAW:
@@ -129,7 +137,8 @@ class Plan:
                     continue
                 yield block
                 position = draws.stop
-            start = rows.stop
+            else:
+                start = rows.stop
 
     def collected(self, inputs: Inputs, *, first_row: int = 0) -> tuple[list[Tensor], list[Tensor]]:
         """All draws `[draw, row, ...]`, and their mean variances `[row, ...]` over an integrated last layer, if any."""
@@ -148,6 +157,13 @@ class Plan:
                 for total, variance in zip(variances, block.variances, strict=True):
                     total[rows] += variance * share
         return outputs, variances
+
+    def _with_smaller_blocks(self, inputs: Inputs) -> Plan:
+        """The plan with half the rows at once, or fewer; the most that the network takes are remembered."""
+        assert self.inspection is not None
+        at_once = self.block_rows * (self.chunk_draws if self.strategy.draws == "folded" else 1)
+        self.inspection.most_rows = 2 ** int(math.log2(max(1, at_once - 1)))
+        return _with_sizes(self, inputs)
 
     def _with_sites_of(self, inputs: Inputs, first_row: int, draw: int) -> Plan:
         """The plan with the sites that a draw was the first to meet, which are remembered; or the plain loop."""
@@ -195,7 +211,13 @@ class Plan:
         keyed, pairs = range(first_row, first_row + size), self.product_rows
         work = Work(self.inspection.network, inputs, leaves, draws, keyed, pairs=pairs, parted=set())
         alone = self._alone(work, len(rows))
-        outputs = [out[:, : len(rows)] for out in evaluate(self.strategy, self.spec, work)]
+        try:
+            outputs = [out[:, : len(rows)] for out in evaluate(self.strategy, self.spec, work)]
+        except Exception as error:
+            known = isinstance(error, (NetworkChanged, UnsupportedStrategy)) or is_out_of_memory(error)
+            if known or not alone:
+                raise
+            raise _TooManyRows from error  # of which the first did well: a cache may have room for few
         if not all(agrees(outputs, one, row, 0, nearly=True) for row, one in alone.items()):
             check_batch(self.net, inputs, self.inspection)
             raise UnsupportedStrategy("a network that does otherwise with many rows")
@@ -297,33 +319,34 @@ def make_plan(
     integrate = moments_only and sampling.integrate_last_layer
     on_cpu = inputs.device.type == "cpu"
     invariant = on_cpu if sampling.batch_invariant is None else sampling.batch_invariant
-    net = checked_network(net)
+    net, strategy, direct = checked_network(net), ONE_BY_ONE, None
     if inputs.is_matrix and not (sampling.ignored or sampling.positions):
         direct = as_perceptron(net, inputs.leaves[0])
-        if direct is not None and (on_cpu or (direct.kernel_layers is not None and not invariant)):
-            return _direct_plan(net, direct, inputs, keys, masks, integrate, invariant, sampling.max_bytes)
-    inspection = _inspect_with_hints(net, inputs, sampling)
-    profile = inspection.profile
+        if direct is not None and not on_cpu and (direct.kernel_layers is None or invariant):
+            direct = None
+    inspection = _inspect_with_hints(net, inputs, sampling) if direct is None else None
+    profile: Profile = (direct or inspection).profile  # type: ignore[union-attr]
     profile.check_random()
-    spec = mask_spec(inspection, inputs, keys=keys, masks=masks, sampling=sampling)
+    spec = mask_spec(profile, inputs, keys=keys, masks=masks, sampling=sampling)
     spec = replace(spec, integrate=integrate and profile.last_layer)
-    strategy = chosen_strategy(inspection, inputs, spec)
-    spec = replace(spec, integrate=spec.integrate and strategy.draws != "single")
+    if inspection is not None:
+        strategy = chosen_strategy(inspection, inputs, spec)
+        spec = replace(spec, integrate=spec.integrate and strategy.draws != "single")
     plan = Plan(
-        net, profile, spec, range(keys.n_draws), 1, 1, 0.0, strategy, inspection, batch_invariant=invariant,
-        moments_only=integrate,
+        net, profile, spec, range(keys.n_draws), 1, 1, 0.0, strategy, inspection, direct, batch_invariant=invariant,
+        moments_only=integrate, max_bytes=sampling.max_bytes,
     )  # fmt: skip
     plan = replace(plan, draws=range(1)) if plan.exact else plan
-    return _with_sizes(plan, inputs, sampling.max_bytes)
+    return _with_sizes(plan, inputs) if direct is None else _with_direct_sizes(plan, inputs)
 
 
-def mask_spec(inspection: Inspection, inputs: Inputs, *, keys: Keys, masks: str, sampling: Sampling) -> MaskSpec:
+def mask_spec(profile: Profile, inputs: Inputs, *, keys: Keys, masks: str, sampling: Sampling) -> MaskSpec:
     """The masks of a network on these inputs."""
     by_position = None
     if sampling.positions is not None:
         tied = sampling.positions == "tied"
         by_position = Positions(tied, () if tied else sequence_lengths(inputs))
-    return MaskSpec(inspection.profile, keys, masks == "row", False, by_position, sampling.ignored)
+    return MaskSpec(profile, keys, masks == "row", False, by_position, sampling.ignored)
 
 
 def _inspect_with_hints(net: nn.Module, inputs: Inputs, sampling: Sampling) -> Inspection:
@@ -351,41 +374,20 @@ def _input_hints(net: nn.Module, inputs: Inputs, message: str) -> list[str]:
     return []
 
 
-def _direct_plan(
-    net: nn.Module, direct: Perceptron, inputs: Inputs, keys: Keys, masks: str, integrate: bool, invariant: bool,
-    max_bytes: int | None,
-) -> Plan:  # fmt: skip
-    profile, device = direct.profile, "cpu" if inputs.device.type == "cpu" else "cuda"
-    profile.check_random()
-    spec = MaskSpec(profile, keys, masks == "row", integrate and profile.last_layer)
-    plan = Plan(
-        net, profile, spec, range(keys.n_draws), 1, 1, 0.0, direct=direct, batch_invariant=invariant,
-        moments_only=integrate,
-    )  # fmt: skip
-    plan = replace(plan, draws=range(1)) if plan.exact else plan
-    pairs = max(1, (max_bytes or _WORKING_BYTES_DIRECT[device]) // max(profile.pass_bytes, 1))
-    # Rows with their own masks cannot share products, only calls.
-    free = (_FREE_OPERATIONS_DIRECT if masks == "shared" else _FREE_OPERATIONS)[device]
-    rows, chunk = _block_shape(profile, len(plan.draws), keys.n_draws, device, pairs, free, _MIN_PAIRS_DIRECT)
-    yielded = max(1, min(_YIELDED_ROWS, 2**18 // chunk) // rows) * rows
-    if plan.moments_only and not invariant and device == "cuda":
-        yielded, chunk = inputs.n_rows, len(plan.draws)
-    operations = rows * (profile.prefix_cost + chunk * profile.suffix_cost)
-    return replace(plan, block_rows=yielded, product_rows=rows, chunk_draws=chunk, operations=operations)
-
-
 # Sizes ----------------------------------------------------------------------------------------------------------------
 
 
-def _with_sizes(plan: Plan, inputs: Inputs, max_bytes: int | None) -> Plan:
+def _with_sizes(plan: Plan, inputs: Inputs) -> Plan:
     """The plan with the rows and draws of its blocks."""
     profile, strategy, n_draws = plan.profile, plan.strategy, len(plan.draws)
-    device = "cpu" if inputs.device.type == "cpu" else "cuda"
-    limit = _WORKING_BYTES[device] if max_bytes is None else max_bytes
-    if max_bytes is None and inputs.device.type == "cuda":  # in twice the blocks, many small layers take twice the time
+    assert plan.inspection is not None
+    device, most_rows = "cpu" if inputs.device.type == "cpu" else "cuda", plan.inspection.most_rows
+    limit = plan.max_bytes or _WORKING_BYTES[device]
+    if not plan.max_bytes and inputs.device.type == "cuda":  # in twice the blocks, many small layers take twice as long
         limit = torch.cuda.get_device_properties(inputs.device).total_memory // 16
     # Mapped over draws, the layers before the first site are computed once for all of them.
     pairs = max(1, limit // max(profile.suffix_bytes if strategy.draws == "mapped" else profile.pass_bytes, 1))
+    pairs = min(pairs, most_rows) if strategy.draws == "folded" else pairs
     at_once = 1 if strategy.draws == "single" else n_draws
     if inputs.is_one_row or strategy.rows == "single":
         rows, chunk = _COMPARED_ROWS if strategy == ONE_BY_ONE else 1, min(at_once, pairs)
@@ -400,10 +402,27 @@ def _with_sizes(plan: Plan, inputs: Inputs, max_bytes: int | None) -> Plan:
         fewest = 1 if at_once == 1 and n_draws > 1 else _MIN_PAIRS
         rows, chunk = _block_shape(profile, at_once, plan.spec.keys.n_draws, device, pairs, free, fewest)
         rows = min(rows, _MAX_ROWS_SINGLE) if strategy.draws == "single" else rows
+    rows = min(rows, most_rows)
     operations = rows * (profile.prefix_cost + chunk * profile.suffix_cost)
     chunk = n_draws if strategy.draws == "single" else math.ceil(n_draws / math.ceil(n_draws / chunk))
     plan = replace(plan, block_rows=rows, chunk_draws=chunk, operations=operations)
-    return _with_fitting_blocks(plan, inputs, pairs) if strategy == DRAW_BY_DRAW and plan.batch_invariant else plan
+    fits = strategy == DRAW_BY_DRAW and plan.batch_invariant
+    return _with_fitting_blocks(plan, inputs, min(pairs, most_rows)) if fits else plan
+
+
+def _with_direct_sizes(plan: Plan, inputs: Inputs) -> Plan:
+    """The plan of a perceptron with the rows and draws of its blocks and of its products."""
+    profile, device = plan.profile, "cpu" if inputs.device.type == "cpu" else "cuda"
+    pairs = max(1, (plan.max_bytes or _WORKING_BYTES_DIRECT[device]) // max(profile.pass_bytes, 1))
+    # Rows with their own masks cannot share products, only calls.
+    free = (_FREE_OPERATIONS if plan.spec.per_row else _FREE_OPERATIONS_DIRECT)[device]
+    n_draws = plan.spec.keys.n_draws
+    rows, chunk = _block_shape(profile, len(plan.draws), n_draws, device, pairs, free, _MIN_PAIRS_DIRECT)
+    yielded = max(1, min(_YIELDED_ROWS, 2**18 // chunk) // rows) * rows
+    if plan.moments_only and not plan.batch_invariant and device == "cuda":
+        yielded, chunk = inputs.n_rows, len(plan.draws)
+    operations = rows * (profile.prefix_cost + chunk * profile.suffix_cost)
+    return replace(plan, block_rows=yielded, product_rows=rows, chunk_draws=chunk, operations=operations)
 
 
 def _with_fitting_blocks(plan: Plan, inputs: Inputs, pairs: int) -> Plan:
