@@ -90,6 +90,33 @@ def test_the_error_of_a_network_on_one_of_many_rows_is_its_own():
         db.draws(with_room(999, []), x, n_draws=10)
 
 
+def copied(k, before):
+    def forward(m, x):
+        h = before(m, x).repeat(k, 1)  # the copies of a row lie apart
+        return m.o(m.d(h)).view(k, len(x), 2).mean(0)
+
+    return Module(forward, a=nn.Linear(4, 8), d=nn.Dropout(0.3), o=nn.Linear(8, 2))
+
+
+BEFORE = {
+    "a layer": lambda m, x: torch.tanh(m.a(x)),
+    "dropped weights": lambda m, x: torch.tanh(F.linear(x, F.dropout(m.a.weight, 0.3, m.training))),
+    "a layer that is skipped": lambda m, x: m.a(x) if m.training and torch.rand([]) < 0.3 else torch.tanh(m.a(x)),
+}
+
+
+@pytest.mark.parametrize("k", [2, 3, 5])
+@pytest.mark.parametrize("before", BEFORE)
+def test_copies_of_a_row_that_lie_apart_have_masks_of_their_own_in_a_batch_of_any_size(k, before):
+    torch.manual_seed(0)
+    net, x = copied(k, BEFORE[before]), torch.randn(16, 4)
+    expected = db.draws(net, x, n_draws=6)
+    for n in (15, 6, 1):
+        for sampling in (Sampling(), Sampling(batch_invariant=False)):
+            torch.testing.assert_close(db.draws(net, x[:n], n_draws=6, sampling=sampling), expected[:, :n])
+        torch.testing.assert_close(db.function_draw(net, 2, n_draws=6)(x[:n]), expected[2, :n])
+
+
 @pytest.mark.parametrize("descending", [True, False])
 def test_the_masks_of_rows_that_are_sorted_meanwhile_stay_with_them(descending):
     def forward(m, x):

@@ -111,6 +111,7 @@ class KeyedSource(SiteSource):
         self.row_level: int | None = None  # and if rows are
         self.variance: Tensor | None = None
         self.site = 0
+        self._own_masks = spec.per_row
         self._depth = transform_depth() or 0  # of the caller's own transforms
         self._pending: tuple[Tensor, float] | None = None
         self._integrated: tuple[Tensor, int] | None = None
@@ -263,7 +264,7 @@ class KeyedSource(SiteSource):
 
     @property
     def _mask_rows(self) -> range | None:
-        return self.rows if self.spec.per_row else None
+        return self.rows if self._own_masks else None
 
     def _next(self, kind: str, drop_prob: float | None, shape: tuple[int, ...]) -> Site:
         self._check_transforms()
@@ -346,6 +347,10 @@ class KeyedSource(SiteSource):
 
     def _layout(self, site: Site, shape: tuple[int, ...]) -> tuple[RowLayout | None, tuple[int, ...]]:
         """The row layout of this run's tensor of `shape`, and the shape of one row's mask."""
+        # In a trial, entries of a row that lie apart need numbers of their own: of those that rows share, they may
+        # happen to meet each one in a batch of one size, and the same one again and again in another.
+        inner = 0 if site.layout is None else site.layout.inner
+        self._own_masks = self.spec.per_row or (inner > 1 and self._tries(site))
         if self.rows_mapped or self.alone:
             return None, shape
         several = (self.folded and len(self.draws) > 1) or (self.spec.per_row and len(self.rows) > 1)

@@ -1,8 +1,9 @@
 """The choice of a strategy by trial: the fastest that lays the same masks in the same places as the plain loop.
 
 The masks of a trial hold a different number for every unit, and its rows differ: a mask that is laid in the wrong place
-changes the output. The row compared stands second among copies of another, under the second draw: it has another
-place if the network sorts or reverses its rows, or if draws and rows are exchanged.
+changes the output. Units of several entries in a row have other numbers in every row. The row compared stands second
+among copies of another, under the second draw: it has another place if the network sorts or reverses its rows, or if
+draws and rows are exchanged.
 """
 
 from __future__ import annotations
