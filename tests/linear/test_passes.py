@@ -187,3 +187,18 @@ def test_the_covariance_between_rows_is_that_of_shared_masks():
     drawn = db.draws(net, x, n_draws=20_000).flatten(1)
     torch.testing.assert_close(joint.reshape(10, 10), drawn.T.cov(), rtol=0.1, atol=0.02 * float(joint.max()))
     torch.testing.assert_close(joint.diagonal(dim1=0, dim2=2).permute(2, 0, 1), covariance(net, x))
+
+
+def test_a_slope_that_is_not_a_number_is_refused():
+    class Filled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention, self.o = nn.MultiheadAttention(4, 2, dropout=0.2, batch_first=True), nn.Linear(4, 1)
+
+        def forward(self, x, hidden):
+            return self.o(self.attention(x, x, x, key_padding_mask=hidden)[0].nan_to_num().mean(1))
+
+    x, hidden = torch.randn(2, 3, 4), torch.tensor([[True] * 3, [False] * 3])  # the first row sees nothing
+    assert db.predict(Filled().eval(), (x, hidden)).std[0].item() == 0
+    with pytest.raises(ValueError, match="NaN or infinite outputs or slopes"):
+        db.predict(Filled().eval(), (x, hidden), method="linear")

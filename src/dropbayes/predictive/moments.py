@@ -179,8 +179,9 @@ def check_outputs(prediction: Prediction) -> None:
     # For each a number that is not finite if an element is not, and zero if all are; one synchronisation.
     norms = [torch.linalg.vector_norm(t, math.inf) if t.numel() else t.new_ones(()) for t in real]
     magnitudes = torch.stack(norms).tolist()
-    # One NaN or infinity among the draws makes their mean so, too.
-    if not all(map(math.isfinite, magnitudes)) and not all(bool(mean.isfinite().all()) for mean in means):
+    # One NaN or infinity among the draws makes their mean so, too; a derivative makes the variance NaN alone.
+    defined = [*(mean.isfinite() for mean in means), *(~variance.isnan() for variance in variances)]
+    if not all(map(math.isfinite, magnitudes)) and not all(bool(one.all()) for one in defined):
         raise ValueError(NOT_FINITE)
     if prediction.n_draws != 1 and not any(magnitudes[len(means) :]):
         warnings.warn(
@@ -191,7 +192,7 @@ def check_outputs(prediction: Prediction) -> None:
         )
 
 
-NOT_FINITE = "`net` gave NaN or infinite outputs. Check the input rows and the weights for NaN, or predict in float32."
+NOT_FINITE = "`net` gave NaN or infinite outputs or slopes. Check the input rows and weights for NaN, or use float32."
 
 
 # Adaptive number of draws ------------------------------------------------------------------------------------------
