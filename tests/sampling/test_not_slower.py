@@ -160,6 +160,32 @@ def test_experts_that_were_learned_have_the_law_of_the_loop(make):
     assert_same_alone(net, x[:20], rows=(0, 7, 19))
 
 
+def tokens_sent_to_experts():
+    def function(self, x):
+        flat = x.flatten(0, 1)
+        weight, chosen = self.gate(flat).softmax(-1).topk(2, -1)
+        out = torch.zeros_like(flat)
+        for i, expert in enumerate(self.experts):
+            token, place = torch.where(chosen == i)
+            if token.numel():
+                out = out.index_add(0, token, expert(flat[token]) * weight[token, place, None])
+        return self.o(out.view(x.shape)).mean(1)
+
+    made_of = (nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Dropout(0.3), nn.Linear(12, 8)) for _ in range(4))
+    net = Noted(function, gate=nn.Linear(8, 4), experts=nn.ModuleList(made_of), o=nn.Linear(8, 2))
+    return net, torch.randn(20, 4, 8)
+
+
+def test_tokens_that_are_sent_to_experts_run_row_by_row_with_all_draws_at_once():
+    net, x = made(tokens_sent_to_experts)
+    for shared in ("shared", "row"):
+        db.predict(net, x, n_draws=30, masks=shared)
+        calls, _ = passes(lambda shared=shared: db.predict(net, x, n_draws=30, seed=1, masks=shared))
+        assert calls <= 22, calls  # a pass for each row
+        assert_law(net, x[:3], masks=shared)
+    assert_same_alone(net, x, rows=(0, 7, 19))
+
+
 def sampled_class():
     def function(self, x):
         logits = self.a(x)

@@ -119,7 +119,8 @@ class KeyedSource(SiteSource):
     @property
     def alone(self) -> bool:
         """Whether this is one row of one draw, or several that read the same: its sites may depend on its values."""
-        return (self._chosen is not None or len(self.draws) == len(self.rows) == 1) and not self.spec.integrate
+        one_draw = len(self.draws) == 1 or (self.level is not None and not self.spec.profile.rows_together)
+        return (self._chosen is not None or (len(self.rows) == 1 and one_draw)) and not self.spec.integrate
 
     def follow(self, net: nn.Module) -> None:
         """Tells sites by name, and what calls them, by the modules of `net`."""
@@ -347,8 +348,7 @@ class KeyedSource(SiteSource):
 
     def _layout(self, site: Site, shape: tuple[int, ...]) -> tuple[RowLayout | None, tuple[int, ...]]:
         """The row layout of this run's tensor of `shape`, and the shape of one row's mask."""
-        # In a trial, entries of a row that lie apart need numbers of their own: of those that rows share, they may
-        # happen to meet each one in a batch of one size, and the same one again and again in another.
+        # In a trial, several entries of a row have its own numbers: of shared ones, those of others might do by chance.
         inner = 0 if site.layout is None else site.layout.inner
         self._own_masks = self.spec.per_row or (inner > 1 and self._tries(site))
         if self.rows_mapped or self.alone:

@@ -72,11 +72,11 @@ def _candidates(profile: Profile, per_row: bool, shares_prefix: bool, is_one_row
         return [*([DRAW_BY_DRAW] if together else []), *apart, ROW_BY_ROW]
     if is_one_row:
         return [MAPPED, DRAW_BY_DRAW]
-    candidates = [MAPPED_ROWS, DRAW_BY_DRAW]
+    candidates = [MAPPED_ROWS, DRAW_BY_DRAW, ROW_BY_ROW]
     if profile.rows_together and (profile.sites_have_rows or not per_row):
         folded = [FOLDED] if profile.sites_have_rows else []
         candidates = [*([MAPPED, *folded] if shares_prefix else [*folded, MAPPED]), *candidates]
-    return candidates if not per_row or profile.sites_have_rows else [MAPPED_ROWS]
+    return candidates if not per_row or profile.sites_have_rows else [MAPPED_ROWS, ROW_BY_ROW]
 
 
 @torch.inference_mode(False)
