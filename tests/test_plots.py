@@ -137,6 +137,11 @@ def test_a_rejection_diagram_without_errors_is_refused():
         plots.rejection_diagram(scores.risk_coverage(torch.arange(3.0), torch.zeros(3)))
 
 
+def test_a_share_of_deferred_rows_above_all_is_refused():
+    with pytest.raises(ValueError, match="`deferred` must lie between 0 and 1; got 30"):
+        plots.rejection_diagram(scores.risk_coverage(torch.arange(3.0), torch.ones(3)), deferred=30)
+
+
 def test_values_that_no_picture_can_show_are_refused_by_name(ax):
     uncertainty = torch.linspace(0.1, 1, 50)
     reference = calibration.uncertainty_reference(uncertainty)

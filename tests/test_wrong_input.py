@@ -44,6 +44,8 @@ VALUES: dict[str, Callable[[torch.Tensor], Any]] = {
     "complex numbers": lambda value: value.to(torch.complex128),
     "nothing": lambda value: value[:0],
     "None": lambda value: None,
+    "a sparse tensor": lambda value: value.double().to_sparse(),
+    "a tensor without values": lambda value: value.to("meta"),
 }
 SHAPES: dict[str, Callable[[torch.Tensor], Any]] = {
     "a column": lambda value: value[..., None],

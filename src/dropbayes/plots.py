@@ -16,6 +16,7 @@ from dropbayes.calibration import ReliabilityCurve, UncertaintyReference
 from dropbayes.runtime.arrays import NumpyArray
 from dropbayes.runtime.validation import (
     Array,
+    check_probability,
     class_probabilities,
     finite_tensor,
     float_tensor,
@@ -144,6 +145,8 @@ def rejection_diagram(
     curve and the label are those of `risk_coverage_diagram`; `deferred` is a share of rows to read off, marked with
     what remains. Call again with the same `ax` to compare rankings.
     """
+    if deferred is not None:
+        check_probability("deferred", deferred, closed=True)
     total = curve.risk[-1]
     if not total > 0:
         raise ValueError("`curve` must have a positive total loss to share out; no row has any.")

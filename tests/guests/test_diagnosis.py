@@ -67,3 +67,10 @@ def test_the_network_is_not_changed_and_the_table_shows_in_a_notebook():
     assert all(map(torch.equal, before, net.state_dict().values())) and net.training
     assert "<td>moves its statistics</td>" in diagnosis._repr_html_()
     assert str(diagnosis).split()[:3] == ["path", "kind", "drop_prob"]
+
+
+def test_a_lazy_network_is_described_and_stays_lazy():
+    net = nn.Sequential(nn.LazyLinear(8), nn.Dropout(0.1), nn.LazyLinear(1))
+    diagnosis = db.doctor(net, X)
+    assert diagnosis.notes[1] == "refused: `net` must be initialised; '0' is lazy. Run it once on a batch: net(x)."
+    assert [finding.path for finding in diagnosis.findings] == ["1"] and net[0].has_uninitialized_params()

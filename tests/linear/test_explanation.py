@@ -176,3 +176,12 @@ def test_a_part_without_shares_is_refused_with_a_remedy():
     net, x = table()
     with pytest.raises(ValueError, match="positions=True"):
         explain(net, x).parts("position")
+
+
+@pytest.mark.parametrize("broken", ["weights", "rows"])
+def test_a_variance_that_is_no_number_is_refused(broken):
+    net, x = table()
+    with torch.no_grad():
+        (net[0].weight if broken == "weights" else x)[0, 0] = torch.nan
+    with pytest.raises(ValueError, match="`net` gave NaN or infinite outputs"):
+        explain(net, x)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import dropbayes as db
-from dropbayes.sampling import evaluation_output
+from dropbayes.sampling import as_inputs, evaluation_output, plan
 from tests.sampling.test_plan import PERCEPTRON
 from tests.sampling.zoo import Module, build
 
@@ -103,10 +103,10 @@ def test_an_input_that_does_not_fit_is_explained_beside_the_message_of_torch(x, 
 
 
 def test_an_input_on_another_device_is_explained_beside_the_message_of_torch():
-    net = nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.5), nn.Linear(5, 1)).to("meta")
-    with pytest.raises(RuntimeError) as raised:
-        db.draws(net, torch.randn(4, 3), n_draws=2)
-    assert raised.value.__notes__ == ["`x` is on cpu and the network on meta: pass x.to('meta')."]
+    elsewhere = nn.Linear(3, 5).to("meta")  # in the place of a GPU
+    message = "Expected all tensors to be on the same device"
+    hints = plan._input_hints(elsewhere, as_inputs(torch.randn(4, 3)), message)
+    assert hints == ["`x` is on cpu and the network on meta: pass x.to('meta')."]
 
 
 def test_a_draw_is_pickled_with_its_network():

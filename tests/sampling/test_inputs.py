@@ -99,6 +99,17 @@ def test_sparse_rows_and_nested_tensors_are_refused_with_the_remedy():
         as_inputs(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), row_axis=None)
 
 
+def test_tensors_without_values_are_refused():
+    for x in (torch.ones(4, 2, device="meta"), {"x": torch.ones(4, 2), "mask": torch.ones(4, device="meta")}):
+        with pytest.raises(ValueError, match="`x` must hold numbers; got a tensor on the meta device"):
+            as_inputs(x)
+
+
+def test_a_loader_is_refused_with_what_takes_it():
+    with pytest.raises(TypeError, match=r"or a tuple or dict of them; got DataLoader.*which `predict` and `evaluate`"):
+        as_inputs(torch.utils.data.DataLoader([torch.ones(2)]))
+
+
 def test_axes_that_are_all_none_make_the_input_one_row():
     x = torch.ones(4, 2)
     assert as_inputs((x, x), row_axis=(None, None)).is_one_row

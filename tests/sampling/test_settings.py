@@ -1,7 +1,12 @@
 """The settings of sampling in one record."""
 
-import pytest
+from functools import partial
 
+import pytest
+import torch
+from torch import nn
+
+import dropbayes as db
 from dropbayes.sampling import Sampling
 from dropbayes.sampling.masks import Keys
 
@@ -30,3 +35,13 @@ def test_ignored_modules_are_names_in_order():
 def test_a_wrong_setting_is_refused_with_the_rule_and_the_value(settings, error, words):
     with pytest.raises(error, match=words.replace("'", ".")):
         Sampling(**settings)
+
+
+@pytest.mark.parametrize("sampling", [None, {"sampler": "independent"}])
+def test_settings_of_another_kind_are_refused(sampling):
+    net, x = nn.Sequential(nn.Dropout(0.5), nn.Linear(2, 1)), torch.ones(3, 2)
+    calls = [db.predict, db.draws, db.doctor, db.explain, db.sites, lambda net, x, **k: db.function_draw(net, **k),
+             partial(db.evaluate, y=torch.ones(3, 1), likelihood=db.Gaussian(1.0))]  # fmt: skip
+    for call in calls:
+        with pytest.raises(TypeError, match=r"`sampling` must be a dropbayes.Sampling; got"):
+            call(net, x, sampling=sampling)

@@ -247,3 +247,8 @@ def test_what_holds_a_network_is_told_from_a_network():
 def test_lazy_modules_are_refused():
     with pytest.raises(ValueError, match="'0' is lazy"):
         check_modules(nn.Sequential(nn.LazyLinear(2)))
+
+
+def test_networks_without_weights_are_refused():
+    with pytest.raises(ValueError, match=r"`net` must hold its weights; '0.weight' is on the meta device"):
+        check_modules(nn.Sequential(nn.Linear(2, 2)).to("meta"))

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._pytree import PyTree
 
 from dropbayes.runtime.formatting import Printed, Table, count
-from dropbayes.sampling import ProbeFailed, Prober, Sampling, Site, as_inputs, inspect
+from dropbayes.sampling import ProbeFailed, Prober, Sampling, Site, as_inputs, check_sampling, inspect
 from dropbayes.tracing import SharedWrite
 from dropbayes.tracing.generators import names_generators
 from dropbayes.tracing.views import checked_network
@@ -63,6 +63,7 @@ def doctor(net: nn.Module, x: PyTree, *, sampling: Sampling = Sampling()) -> Dia
         after eval(), in which frameworks predict, no site draws: the variance would be 0
         after train(), 1 would use the statistics of the batch and overwrite its own
     """
+    check_sampling(sampling)
     plain, inputs = checked_network(net), as_inputs(x, net, row_axis=sampling.row_axis)
     sites: tuple[Site, ...] = ()
     notes: list[str] = []
@@ -73,7 +74,7 @@ def doctor(net: nn.Module, x: PyTree, *, sampling: Sampling = Sampling()) -> Dia
     except (TypeError, ValueError, RuntimeError) as error:  # NotImplementedError is a RuntimeError
         notes.append(f"refused: {error}")
     always: set[str] = set()  # the sites that draw in evaluation mode, too
-    with torch.inference_mode(False), torch.no_grad(), contextlib.suppress(ProbeFailed, SharedWrite):
+    with torch.inference_mode(False), torch.no_grad(), contextlib.suppress(ProbeFailed, SharedWrite, ValueError):
         prober = Prober(plain, inputs, sampling.ignored, names_generators(plain))
         always = {site.name for site in prober(inputs.different_rows().leaves, None).recorder.sites}
     modules = dict(plain.named_modules())

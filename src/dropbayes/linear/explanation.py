@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from dropbayes.linear.passes import Linear, LinearPlan, linear_plan
 from dropbayes.runtime.formatting import Table
-from dropbayes.runtime.validation import needed_for
-from dropbayes.sampling import Inputs, Sampling, as_inputs
+from dropbayes.runtime.validation import NOT_FINITE, needed_for
+from dropbayes.sampling import Inputs, Sampling, as_inputs, check_sampling
 from dropbayes.tracing import Site
 
 if TYPE_CHECKING:
@@ -147,6 +147,7 @@ def explain(
         >>> why.variance, why.by_unit[0], why.by_feature.round(decimals=3)
         (tensor([10.]), tensor([[9., 1.]]), tensor([[9., 1.]]))
     """
+    check_sampling(sampling)
     inputs = as_inputs(x, net, row_axis=sampling.row_axis)
     sampling = replace(sampling, positions="per_position" if positions else sampling.positions)
     plan = linear_plan(net, inputs, Linear(), sampling)
@@ -168,7 +169,10 @@ def explain(
     by_position = _position_shares(sites, by_unit) if positions else None
     if names and (by_feature is None or len(names) != by_feature[0].numel()):
         raise ValueError(f"`names` must name each feature of a table; got {len(names)} names.")
-    return Explanation(sites, by_unit, by_position, by_feature, tuple(names))
+    found = Explanation(sites, by_unit, by_position, by_feature, tuple(names))
+    if not bool(found.variance.isfinite().all()):
+        raise ValueError(NOT_FINITE)
+    return found
 
 
 def _unit_shares(

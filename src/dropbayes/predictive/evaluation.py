@@ -19,12 +19,12 @@ from torch.utils._pytree import PyTree
 from dropbayes.calibration import ReliabilityCurve
 from dropbayes.likelihoods import Categorical, ClassLikelihood, Gaussian, Likelihood
 from dropbayes.linear import Linear
-from dropbayes.predictive.moments import NOT_FINITE, batches, plan_by
+from dropbayes.predictive.moments import batches, mask_keys, plan_by
 from dropbayes.predictive.scoring import ClassOutcomes, RegressionOutcomes, core_scores, reliability_curve
 from dropbayes.predictive.statistics import Observations, Request, Rows, RowStatistics, by_head, joined_rows
 from dropbayes.runtime.arrays import Array
 from dropbayes.runtime.formatting import Printed, Table, count
-from dropbayes.runtime.validation import outcomes, row_weights
+from dropbayes.runtime.validation import NOT_FINITE, outcomes, row_weights
 from dropbayes.sampling import Inputs, LogMean, Mean, Profile, Sampling, as_inputs, keep_state, network_arguments
 from dropbayes.scores.averages import weighted_mean
 
@@ -120,7 +120,7 @@ def evaluate(
     """
     if likelihood is None:
         raise TypeError("`likelihood` must say what the output means, such as Gaussian(precision=1.0); got None.")
-    request, keys = Request(likelihood), sampling.keys(n_draws, seed)
+    request, keys = Request(likelihood), mask_keys(n_draws, seed, sampling)
     results, joint_densities = list[Rows](), list[Tensor]()
     offset = sampling.row_offset
     heads: dict[int, tuple[str, Likelihood, Tensor]] = {}

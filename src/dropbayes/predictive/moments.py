@@ -23,14 +23,17 @@ from dropbayes.linear.passes import Linear, OnePass, one_pass_plan
 from dropbayes.predictive.prediction import Prediction
 from dropbayes.predictive.statistics import Observations, Request, Rows, RowStatistics, row_summaries, trees
 from dropbayes.runtime.progress import ProgressBar
+from dropbayes.runtime.validation import NOT_FINITE
 from dropbayes.sampling import (
     Inputs,
+    Keys,
     Mean,
     Moments,
     Plan,
     Sampling,
     UncertaintyWarning,
     as_inputs,
+    check_sampling,
     keep_state,
     loaded_batches,
     make_plan,
@@ -112,7 +115,7 @@ def predict(
             '`n_draws` "auto" gives each row its own number of draws: quantiles and kept draws need a number. '
             "Try n_draws=1000."
         )
-    keys = sampling.keys(_REPLICATE_DRAWS if automatic else n_draws, seed)  # type: ignore[arg-type]
+    keys = mask_keys(_REPLICATE_DRAWS if automatic else n_draws, seed, sampling)
     results, offset = list[Rows](), sampling.row_offset
     plans: list[Any] = []
     is_loader = isinstance(x, torch.utils.data.DataLoader)
@@ -158,6 +161,11 @@ def plan_by(
     return one_pass_plan(net, inputs, method, sampling=sampling, tensor=tensor, only_moments=only_moments)
 
 
+def mask_keys(n_draws: Any, seed: int, sampling: Sampling) -> Keys:
+    check_sampling(sampling)
+    return sampling.keys(n_draws, seed)
+
+
 def batches(net: nn.Module, x: PyTree, *, progress: bool | None, title: str) -> Iterator[PyTree]:
     """`x`, or each batch of a DataLoader on the network's device, with their targets."""
     if not isinstance(x, torch.utils.data.DataLoader):
@@ -190,9 +198,6 @@ def check_outputs(prediction: Prediction) -> None:
             UncertaintyWarning,
             stacklevel=3,
         )
-
-
-NOT_FINITE = "`net` gave NaN or infinite outputs or slopes. Check the input rows and weights for NaN, or use float32."
 
 
 # Adaptive number of draws ------------------------------------------------------------------------------------------

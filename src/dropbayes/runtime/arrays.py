@@ -26,6 +26,9 @@ def to_tensor(array: Any, *, name: str = "array") -> Tensor:
                 [3, 4]])
     """
     if isinstance(array, Tensor):
+        if array.layout is not torch.strided or array.is_meta:
+            kind = "on the meta device" if array.is_meta else f"of layout {array.layout}"
+            raise TypeError(f"`{name}` must be a dense tensor of numbers; got one {kind}. Pass it dense: to_dense().")
         return array
     refusal = f"`{name}` must be a tensor or an array of numbers; got {type(array).__name__}"
     try:

@@ -90,6 +90,8 @@ def _is_finite_number(value: object) -> bool:
 
 # ----------------------------------------------------------------------------------------------------- arrays
 
+NOT_FINITE = "`net` gave NaN or infinite outputs or slopes. Check the input rows and weights for NaN, or use float32."
+
 
 def float_tensor(array: Array | float, *, name: str = "array") -> Tensor:
     """The array as a floating tensor: integers as float64, half precision as float32, NumPy arrays copied.

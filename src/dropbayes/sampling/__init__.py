@@ -23,7 +23,7 @@ from dropbayes.sampling.perceptron import Perceptron, as_perceptron
 from dropbayes.sampling.plan import Block, Plan, make_plan, mask_spec, move_row_axis
 from dropbayes.sampling.probes import ProbeFailed, Prober, equal_but_for_rounding
 from dropbayes.sampling.profile import Profile, Site
-from dropbayes.sampling.settings import Sampling
+from dropbayes.sampling.settings import Sampling, check_sampling
 from dropbayes.sampling.source import KeyedSource, NetworkChanged, SiteSource, UnsupportedStrategy
 from dropbayes.sampling.strategies import rows_first
 from dropbayes.sampling.streaming import LogMean, Mean, Moments, result_dtype
@@ -54,6 +54,7 @@ __all__ = [
     "View",
     "as_inputs",
     "as_perceptron",
+    "check_sampling",
     "chosen_strategy",
     "cloned_leaves",
     "copied_cache",

@@ -19,7 +19,7 @@ from dropbayes.sampling.masks import Keys
 from dropbayes.sampling.perceptron import as_perceptron
 from dropbayes.sampling.plan import MASKS, make_plan, mask_spec, move_row_axis
 from dropbayes.sampling.profile import Profile
-from dropbayes.sampling.settings import Sampling
+from dropbayes.sampling.settings import Sampling, check_sampling
 from dropbayes.sampling.source import KeyedSource, MaskSpec, NetworkChanged, UnsupportedStrategy
 from dropbayes.sampling.strategies import ONE_BY_ONE, Strategy, Work, evaluate
 from dropbayes.sampling.trials import chosen_strategy
@@ -53,6 +53,7 @@ def draws(
         >>> draws(net, torch.ones(3, 2), n_draws=10).shape
         torch.Size([10, 3, 1])
     """
+    check_sampling(sampling)
     inputs = as_inputs(x, net, row_axis=sampling.row_axis)
     plan = make_plan(net, inputs, keys=sampling.keys(n_draws, seed), masks=masks, sampling=sampling)
     outputs, _ = plan.collected(inputs, first_row=sampling.row_offset)
@@ -119,6 +120,7 @@ def function_draw(
         >>> torch.allclose(f(torch.ones(2, 2)), draws(net, torch.ones(2, 2), n_draws=10, seed=1)[3])
         True
     """
+    check_sampling(sampling)
     keys = sampling.keys(n_draws, seed)
     if not 0 <= operator.index(index) < keys.n_draws:
         raise ValueError(f"`index` must be one of the {n_draws} draws, 0 to {n_draws - 1}; got {index}.")

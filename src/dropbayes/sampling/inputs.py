@@ -200,7 +200,7 @@ def as_inputs(x: PyTree, net: nn.Module | None = None, *, row_axis: RowAxis = 0)
     A mapping or sequence gives the `row_axis` of each argument; with None, the whole input is one row.
     """
     x = _without_inference_mode(x)
-    is_dense = isinstance(x, Tensor) and x.layout is torch.strided and not x.is_nested
+    is_dense = isinstance(x, Tensor) and x.layout is torch.strided and not (x.is_nested or x.is_meta)
     if is_dense and isinstance(row_axis, int) and _size(x, row_axis):
         return Inputs((x,), (row_axis,), _ONE_ARGUMENT, x.shape[row_axis])  # the common case, without the search
     x = _tensors(x)
@@ -214,14 +214,17 @@ def as_inputs(x: PyTree, net: nn.Module | None = None, *, row_axis: RowAxis = 0)
         arguments = ((x,), {})
     else:
         raise TypeError(
-            f"`x` must be a tensor or array, a tuple or dict of them, or a DataLoader; got {type(x).__name__}. Pass a "
-            "Dataset in a DataLoader, a data frame as frame.to_numpy(), single rows as torch.stack(list(rows)), and "
-            "what the network takes whole (a graph) with Sampling(row_axis=None)."
+            f"`x` must be a tensor or array, or a tuple or dict of them; got {type(x).__name__}. Pass a Dataset in a "
+            "DataLoader, which `predict` and `evaluate` take (elsewhere pass its batches), a data frame as "
+            "frame.to_numpy(), single rows as torch.stack(list(rows)), and what the network takes whole (a graph) with "
+            "Sampling(row_axis=None)."
         )
     leaves, spec = pytree.tree_flatten(arguments)
     leaves = [_without_inference_mode(leaf) for leaf in leaves]
     if any(isinstance(leaf, Tensor) and leaf.is_nested for leaf in leaves):
         raise TypeError("`x` must hold no nested tensors. Pad them: torch.nested.to_padded_tensor(x, 0.0).")
+    if any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in leaves):
+        raise ValueError("`x` must hold numbers; got a tensor on the meta device, which has none. Make it on a CPU.")
     stated = [None] * len(leaves) if row_axis is None else _stated_axes(row_axis, arguments)
     if all(axis is None for axis in stated) and leaves:
         return Inputs(tuple(leaves), (None,) * len(leaves), spec, 1)

@@ -25,7 +25,7 @@ from dropbayes.sampling.masks import named_site
 from dropbayes.sampling.probes import Probe, ProbeFailed, Prober, equal_but_for_rounding
 from dropbayes.sampling.profile import Profile
 from dropbayes.sampling.sequences import form, with_positions
-from dropbayes.sampling.settings import Sampling
+from dropbayes.sampling.settings import Sampling, check_sampling
 from dropbayes.sampling.training_mode import check_accounted, check_repeatable, training_probe
 from dropbayes.tracing import Neutral, Read, RowLayout, SharedWrite, Site, Sites
 from dropbayes.tracing.generators import UNSEEDED, keyed_generators, names_generators
@@ -52,6 +52,7 @@ def sites(net: nn.Module, x: PyTree, *, sampling: Sampling = Sampling()) -> Site
         0     2     dropout  0.1        1x8    3
         1 site; 80 % of a forward pass is shared by all draws
     """
+    check_sampling(sampling)
     profile = inspect(checked_network(net), as_inputs(x, net, row_axis=sampling.row_axis), sampling.ignored).profile
     return Sites(profile.sites + profile.left_out, profile.prefix_share)
 

@@ -14,6 +14,12 @@ from dropbayes.sampling.masks import SAMPLERS, Keys
 POSITIONS = ("tied", "per_position")
 
 
+def check_sampling(sampling: object) -> None:
+    """Raises unless the settings are a `Sampling`."""
+    if not isinstance(sampling, Sampling):
+        raise TypeError(f"`sampling` must be a dropbayes.Sampling; got {sampling!r}. Pass Sampling(), or leave it out.")
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How draws are made: one record for `predict`, `draws`, `function_draw`, `evaluate`, `sites` and `generate`.

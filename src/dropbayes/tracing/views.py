@@ -50,6 +50,9 @@ def check_modules(net: nn.Module) -> None:
     lazy = [name for name, m in net.named_modules() if getattr(m, "has_uninitialized_params", lambda: False)()]
     if lazy:
         raise ValueError(f"`net` must be initialised; {lazy[0]!r} is lazy. Run it once on a batch: net(x).")
+    absent = [name for name, p in net.named_parameters() if p.is_meta]
+    if absent:
+        raise ValueError(f"`net` must hold its weights; {absent[0]!r} is on the meta device. Load them first.")
     sharded = [name for name, p in net.named_parameters() if type(p).__name__ == "DTensor"]
     if sharded:
         raise ValueError(f"`net` must hold its whole weights; {sharded[0]!r} is sharded. Gather them: net.unshard().")
