@@ -2,6 +2,7 @@
 
 import warnings
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -260,9 +261,58 @@ def test_a_fit_that_is_interrupted_leaves_the_estimator_as_it_was(monkeypatch, e
     with pytest.raises(error):
         new.fit(x, y)
     assert vars(new) == vars(DropoutRegressor(**PLAIN))
+    with pytest.raises(error):
+        new.partial_fit(x, y)
+    assert vars(new) == vars(DropoutRegressor(**PLAIN))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_a_partial_fit_that_is_interrupted_leaves_the_estimator_as_it_was(monkeypatch, error):
+    x, y = toy(40)
+    labels = np.where(y > y.mean(), "high", "low")
+    models = [DropoutRegressor(**QUICK, random_state=0).fit(x, y), DropoutClassifier(**QUICK).fit(x, labels)]
+    for model, targets in zip(models, (y, labels), strict=True):
+        before = dict(vars(model))
+        monkeypatch.setattr(learning, "train_in_jobs", Mock(side_effect=error))
+        with pytest.raises(error):
+            model.partial_fit(x, targets)
+        assert vars(model).keys() == before.keys() and all(vars(model)[name] is before[name] for name in before)
 
 
 def test_a_dict_of_columns_is_refused_with_a_remedy():
     x, y = toy(20)
     with pytest.raises(TypeError, match=r"`X` must be an array or a data frame; got a dict. Pass pandas.DataFrame"):
         DropoutRegressor(**PLAIN).fit({"a": x[:, 0]}, y)
+
+
+@pytest.mark.parametrize("model", ["regressor", "classifier"])
+def test_a_row_too_far_off_for_a_number_is_refused_and_not_predicted_as_nan(model):
+    x, y = toy(40)
+    fitted = (
+        DropoutRegressor(**QUICK).fit(x, y) if model == "regressor" else DropoutClassifier(**QUICK).fit(x, y > y.mean())
+    )
+    far = np.vstack([x[:2], np.full_like(x[:1], 1e308)])
+    calls = [fitted.predict, fitted.predict_interval if model == "regressor" else fitted.predict_proba]
+    for call in calls:
+        with pytest.raises(ValueError, match="`X`, row 2: the prediction is not finite"):
+            call(far)
+
+
+def test_wrong_requests_of_estimators_are_refused_by_name():
+    x, y = toy(40)
+    model = DropoutRegressor(**QUICK).fit(x, y)
+    with pytest.raises(ValueError, match="`n_draws` must be a whole number, at least 1; got 0"):
+        model.with_draws(n_draws=0)
+    with pytest.raises(ValueError, match="`n_samples` must be a whole number, at least 0; got -1"):
+        model.sample_y(x, -1)
+    with pytest.raises(ValueError, match=r"`y` must hold numbers; .* DropoutClassifier takes texts as classes"):
+        DropoutRegressor(**QUICK).fit(x, np.where(y > 0, "high", "low"))
+    with pytest.raises(ValueError, match=r"`X` must hold numbers; .* Pass columns of texts in a data frame"):
+        DropoutRegressor(**QUICK).fit(np.full((40, 2), "a", dtype=object), y)
+    with pytest.raises(ValueError, match="Negative values"):
+        DropoutClassifier(**QUICK, class_weight={False: 1, True: -2}).fit(x, y > y.mean())
+    for tensor, kind in ((torch.tensor(x).to_sparse(), "of layout"), (torch.tensor(x, device="meta"), "on the meta")):
+        with pytest.raises(TypeError, match=f"`X` must be a dense tensor of numbers; got one {kind}"):
+            DropoutRegressor(**QUICK).fit(tensor, y)
+    with pytest.raises(TypeError, match=r"got a LazyFrame.* Pass frame.collect\(\)"):
+        DropoutRegressor(**QUICK).fit(pl.DataFrame({"a": x[:, 0]}).lazy(), y)

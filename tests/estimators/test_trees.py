@@ -107,11 +107,13 @@ def among_trees():
     return DropoutRegressor(random_state=0, n_steps=50, device="cpu").fit(*jumps())
 
 
-def test_each_draw_of_a_forest_is_what_scikit_learns_tree_predicts():
+@pytest.mark.parametrize("greedy", [False, True])
+def test_each_draw_of_a_forest_is_what_scikit_learns_tree_predicts(greedy):
     x, y = jumps(200)
     x, part = trees._rounded(x), np.arange(200) % 4
-    forest, held_out = trees.grow_forest(x, y, np.ones(200), part, [2], 3, seed=5)
-    settings = {"min_samples_leaf": 5, "max_features": 1 / 3, "bootstrap": False, "random_state": 7}
+    forest, held_out = trees.grow_forest((x, y, np.ones(200), part), [2], 3, seed=5, greedy=greedy)
+    features = 1.0 if greedy else 1 / 3
+    settings = {"min_samples_leaf": 5, "max_features": features, "bootstrap": greedy, "random_state": 7}
     expected = RandomForestRegressor(3, **settings).fit(x[part != 2], y[part != 2])
     expected = np.stack([tree.predict(x) for tree in expected.estimators_])
     np.testing.assert_allclose(forest.draws(x)[..., 0], expected, atol=1e-6)
@@ -204,3 +206,26 @@ def test_a_file_with_an_impossible_share_of_trees_is_refused(among_trees, tmp_pa
     broken.save(tmp_path / "m.safetensors")
     with pytest.raises(ValueError, match="the share of trees among the draws must lie between 0 and 1"):
         DropoutRegressor.load(tmp_path / "m.safetensors")
+
+
+def stairs(n_rows, seed=0):
+    """Targets that jump at thresholds of three of five columns, with little noise."""
+    source = np.random.default_rng(seed)
+    x = source.uniform(size=(n_rows, 5))
+    jumps = np.floor(4 * x[:, 0]) + 2 * (x[:, 1] > 0.3) * (x[:, 2] < 0.6)
+    return x, jumps + 0.1 * source.normal(size=n_rows)
+
+
+def test_a_forest_of_all_columns_is_most_of_the_mixture_where_it_knows_far_more():
+    model = DropoutRegressor(random_state=0, n_steps=300, device="cpu").fit(*stairs(400))
+    new, truth = stairs(400, seed=1)
+    alone = DropoutRegressor(random_state=0, n_steps=300, device="cpu", warm_start=True).fit(*stairs(400))
+    assert float(model.forest_.weight) == trees.GREEDY_SHARE
+    assert np.abs(model.predict(new) - truth).mean() < 0.7 * np.abs(alone.predict(new) - truth).mean()
+    lower, upper = model.predict_interval(new, 0.9)
+    assert 0.84 < ((lower <= truth) & (truth <= upper)).mean() < 0.97
+
+
+def test_few_rows_do_not_choose_a_forest_of_all_columns():
+    model = DropoutRegressor(random_state=0, n_steps=50, device="cpu").fit(*stairs(200))
+    assert model.forest_ is None or float(model.forest_.weight) <= 0.5

@@ -110,23 +110,24 @@ class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
         check_classification_targets(y)
         weight = row_weights(sample_weight, x)
         if self.class_weight is not None:
-            weight = weight * compute_sample_weight(self.class_weight, labels)
+            weight = row_weights(weight * compute_sample_weight(self.class_weight, labels), x)
         return x, labels, weight
 
     @on_cpu
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> DropoutClassifier:
         """One pass over more rows from the current weights; the first call needs all `classes` and does not search."""
         first = not hasattr(self, "population_")
-        x, labels, weight = self._training_data(X, y, sample_weight, reset=first)
-        self._check_parameters()
-        if first:
-            if classes is None:
-                raise ValueError("`classes` must be passed on the first call to partial_fit.")
-            self.classes_, self.temperature_ = np.unique(np.asarray(classes)), 1.0
-            self.class_shares_ = _class_shares(self._codes(labels, len(x)), weight, len(self.classes_))
-        elif classes is not None and not np.array_equal(np.unique(np.asarray(classes)), self.classes_):
-            raise ValueError(f"`classes` must be those of the first call, {self.classes_}; got {classes}.")
-        self._partial_fit(x, self._codes(labels, len(x)), weight)
+        with self._all_or_nothing():
+            x, labels, weight = self._training_data(X, y, sample_weight, reset=first)
+            self._check_parameters()
+            if first:
+                if classes is None:
+                    raise ValueError("`classes` must be passed on the first call to partial_fit.")
+                self.classes_, self.temperature_ = np.unique(np.asarray(classes)), 1.0
+                self.class_shares_ = _class_shares(self._codes(labels, len(x)), weight, len(self.classes_))
+            elif classes is not None and not np.array_equal(np.unique(np.asarray(classes)), self.classes_):
+                raise ValueError(f"`classes` must be those of the first call, {self.classes_}; got {classes}.")
+            self._partial_fit(x, self._codes(labels, len(x)), weight)
         return self
 
 

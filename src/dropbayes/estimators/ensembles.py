@@ -33,7 +33,7 @@ from dropbayes.population import Population, network
 from dropbayes.population.evaluation import in_units
 from dropbayes.predictive import Mixture, draw_mean
 from dropbayes.runtime.devices import on_cpu
-from dropbayes.runtime.validation import check_choice, check_probability, finite_tensor
+from dropbayes.runtime.validation import check_choice, check_count, check_probability, finite_tensor
 from dropbayes.scores import information
 from dropbayes.scores.averages import weighted_mean
 
@@ -102,6 +102,7 @@ class Ensemble(ABC):
             method: "sampling", or "linear" or "moments" for the moments of each network without draws.
         """
         self._check_fitted()
+        check_count("n_draws", self.n_draws if n_draws is None else n_draws)
         check_choice("method", self.method if method is None else method, METHODS)
         view, given = copy.copy(self), {"method": method, "n_draws": n_draws, "seed_": seed}
         vars(view).update({name: value for name, value in given.items() if value is not None})
@@ -217,6 +218,15 @@ def _one_function(net: nn.Module, x: Tensor) -> Tensor:
     """The outputs of a network that drops nothing, in blocks of one size: a row then has the same bits in any batch."""
     padded = torch.nn.functional.pad(x, (0, 0, 0, -len(x) % _PRODUCT_ROWS))
     return torch.cat([net.eval()(block) for block in padded.split(_PRODUCT_ROWS)])[: len(x)]
+
+
+def _finite(values: Tensor) -> np.ndarray:
+    """The values of rows, or an error where single precision overflows, far from the training rows."""
+    bad = ~values.isfinite().reshape(len(values), -1).all(1)
+    if bool(bad.any()):
+        row = int(bad.int().argmax())
+        raise ValueError(f"`X`, row {row}: the prediction is not finite; a value is too far from those of training.")
+    return values.numpy()
 
 
 class RegressionEnsemble(Ensemble):
@@ -338,7 +348,7 @@ class RegressionEnsemble(Ensemble):
         if return_cov:
             return self._mean_and_covariance(X)
         blocks = [(m.mean, m.std) if return_std else (m.mean,) for _, m in self.predictive_blocks(X)]
-        moments = tuple(torch.cat(values).numpy() for values in zip(*blocks, strict=True))
+        moments = tuple(_finite(torch.cat(values)) for values in zip(*blocks, strict=True))
         return moments if return_std else moments[0]
 
     def _mean_and_covariance(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -372,7 +382,7 @@ class RegressionEnsemble(Ensemble):
         """
         check_probability("coverage", coverage)
         ends = [mixture.interval(coverage) for _, mixture in self.predictive_blocks(X)]
-        lower, upper = (torch.cat(end).numpy() for end in zip(*ends, strict=True))
+        lower, upper = (_finite(torch.cat(end)) for end in zip(*ends, strict=True))
         return lower, upper
 
     def log_likelihood(self, X: Any, y: Any, sample_weight: Any = None) -> float:
@@ -383,7 +393,7 @@ class RegressionEnsemble(Ensemble):
         """
         n_rows = len(self._inputs(X))
         shape = (n_rows,) if self.one_column_ else (n_rows, self.population_.y_mean.shape[-1])
-        targets = finite_tensor("y", as_array(y)).double()
+        targets = finite_tensor("y", as_array(y, "y")).double()
         if targets.shape != shape:
             raise ValueError(f"`y` must have the shape {shape}, that of the prediction; got {tuple(targets.shape)}.")
         densities = [mixture.log_density(targets[rows]) for rows, mixture in self.predictive_blocks(X)]
@@ -434,7 +444,7 @@ class ClassEnsemble(Ensemble):
     @on_cpu
     def predict_proba(self, X: Any) -> np.ndarray:
         """The class probabilities, a mean over draws, `[row, class]`."""
-        return torch.cat([draw_mean(probabilities) for _, probabilities in self.draw_blocks(X)]).numpy()
+        return _finite(torch.cat([draw_mean(probabilities) for _, probabilities in self.draw_blocks(X)]))
 
     @on_cpu
     def predict(self, X: Any) -> np.ndarray:
@@ -458,7 +468,7 @@ class ClassEnsemble(Ensemble):
 
     def _codes(self, y: Any, n_rows: int) -> np.ndarray:
         """The class indices of outcomes."""
-        labels = np.asarray(as_array(y))
+        labels = np.asarray(as_array(y, "y"))
         if labels.shape != (n_rows,):
             raise ValueError(f"`y` must hold one class for each of the {n_rows} rows; got the shape {labels.shape}.")
         unknown = np.setdiff1d(labels, self.classes_)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from dropbayes.runtime.arrays import Numbers
+from dropbayes.runtime.arrays import Numbers, to_tensor
 from dropbayes.runtime.validation import quote
 
 if TYPE_CHECKING:
@@ -88,7 +88,9 @@ def as_table(frame: Any) -> pa.Table:
 
 
 def check_names(frame: Any) -> None:
-    """Raises ValueError for a frame, or a mapping, with two columns of one name."""
+    """Raises ValueError for a frame, or a mapping, with two columns of one name; TypeError for one without rows yet."""
+    if type(frame).__name__ == "LazyFrame":
+        raise TypeError("`frame` must be a data frame; got a LazyFrame, which holds no rows. Pass frame.collect().")
     names = frame if isinstance(frame, Mapping) else getattr(frame, "columns", ())
     counts = Counter(map(str, frame.column_names if _package(frame) == "pyarrow" else names))
     if repeated := [f"{count} are called {quote(name)}" for name, count in counts.items() if count > 1]:
@@ -147,10 +149,10 @@ def _location(row: int) -> str:
     return "`X`" if row < 0 else f"`X`, row {row}"
 
 
-def as_array(values: Any) -> Any:
+def as_array(values: Any, name: str = "X") -> Any:
     """A torch tensor as a numpy array, masked numbers as NaN; other values as they are, for scikit-learn."""
     if isinstance(values, np.ma.MaskedArray) and values.dtype.kind in "biuf":
         return np.ma.filled(values.astype(np.float64), np.nan)
     if _package(values) == "pandas" and str(getattr(values, "dtype", "")) in ("object", "string"):
         return values.astype(object).where(values.notna(), np.nan)  # pandas.NA is neither true nor false
-    return values.detach().cpu().numpy() if isinstance(values, Tensor) else values
+    return to_tensor(values, name=name).detach().cpu().numpy() if isinstance(values, Tensor) else values

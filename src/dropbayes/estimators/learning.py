@@ -314,11 +314,13 @@ class DropoutEstimator(Parameters, Ensemble):
             self.frame_columns_ = frame_schema(X) if is_mixed_frame(X) else None
         try:
             if self.frame_columns_ is None:
-                return validate_data(self, as_array(X), *map(as_array, y), reset=reset, **checks)
+                return validate_data(self, as_array(X), *(as_array(one, "y") for one in y), reset=reset, **checks)
             validate_data(self, X, skip_check_array=True, reset=reset)  # names and number of columns
             x = frame_inputs(self.frame_columns_, X, learn_missing=self._learns_missing)
-            return check_X_y(x, *map(as_array, y), **checks) if y else check_array(x, **checks)
+            return check_X_y(x, *(as_array(one, "y") for one in y), **checks) if y else check_array(x, **checks)
         except ValueError as error:
+            if str(error).startswith("could not convert string to float"):
+                raise ValueError(f"`X` must hold numbers; {error}. Pass columns of texts in a data frame.") from None
             if not str(error).startswith("Input X contains NaN"):
                 raise
             raise ValueError(f"Input X contains NaN. {_REMEDY}") from None

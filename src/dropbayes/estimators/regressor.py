@@ -21,13 +21,15 @@ from dropbayes.estimators.parameters import FOLDS
 from dropbayes.estimators.process import MAX_ROWS, Offset, fit_process, offset_draws
 from dropbayes.estimators.rows import row_weights
 from dropbayes.estimators.transforms import candidate_transforms
-from dropbayes.estimators.trees import among, grow_forest, tree_share
+from dropbayes.estimators.trees import GREEDY_SHARE, among, grow_forest, tree_share
 from dropbayes.population import EnsembleChoice, Population, Task, draws
 from dropbayes.population.standardisation import moments
 from dropbayes.runtime.devices import cpu_threads, on_cpu
+from dropbayes.runtime.validation import check_count
 
 # The rows of a gap, and the draws for each, to which the spread far from the rows is fitted.
 _GAP_ROWS, _GAP_DRAWS = 1000, 32
+_GREEDY_ROWS = 50
 
 
 @dataclass(eq=False, repr=False)
@@ -200,13 +202,21 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         """The held-out draws, of which trees take the place of a share where that is better; sets `forest_`."""
         x, targets, weights, part = self._rows_and_parts(choice)
         rows, n_folds = (x, self._standard_targets(targets)[:, 0].numpy(), weights, part), len(choice.held_out)
-        forest, predicted = grow_forest(*rows, range(n_folds), self._n_trees, self.seed_)
+        forest, predicted = grow_forest(rows, range(n_folds), self._n_trees, self.seed_)
         trees = predicted[:, : len(y)]
-        share = tree_share(draws, trees, y, weight)
+        share, greedy, first = tree_share(draws, trees, y, weight), False, slice(len(choice.held_out[0]))
+        if first.stop >= _GREEDY_ROWS:  # fewer do not show which forest is better
+            _, tested = grow_forest(rows, [0], self._n_trees, self.seed_, greedy=True)
+            means = torch.lerp(draws.mean(0), trees.mean(0), share), tested.mean(0)
+            error, greedy_error = (float(weight[first] @ (y[first] - mean[first]).abs()) for mean in means)
+            greedy = greedy_error < 0.8 * error
+        if greedy:
+            forest, predicted = grow_forest(rows, range(n_folds), self._n_trees, self.seed_, greedy=True)
+            trees, share = predicted[:, : len(y)], GREEDY_SHARE
         if share == 0:
             return draws
         if n_folds == 1:  # the share is chosen by the trees of one part; those of no part know all rows
-            forest, _ = grow_forest(*rows, [FOLDS], 2 * self._n_trees, self.seed_)
+            forest, _ = grow_forest(rows, [FOLDS], 2 * self._n_trees, self.seed_, greedy=greedy)
         self.forest_ = replace(forest, weight=torch.tensor(share).double())
         n_members = len(choice.members)
         n_kept = n_members * max(1, round(len(draws) / n_members * (1 - share)))  # the time does not grow
@@ -245,12 +255,13 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         outcome = self._standard_targets(data.y)
         if self.forest_ is not None:
             table = x[:, : self._n_columns], outcome[:, 0].numpy(), data.weight, gap.rows.numpy().astype(int)
-            _, trees = grow_forest(*table, [1], self._n_trees, self.seed_)
-            functions = among(functions, trees[:, rows], float(self.forest_.weight))
+            share = float(self.forest_.weight)
+            _, trees = grow_forest(table, [1], self._n_trees, self.seed_, greedy=share == GREEDY_SHARE)
+            functions = among(functions, trees[:, rows], share)
         unit = torch.zeros_like(y_mean), torch.ones_like(y_scale)
         mixture = self.noise_.mixture(functions, columns[rows], *unit)
-        share = torch.as_tensor(data.weight)[rows]
-        self.extrapolation_ = fit_extrapolation(gap, columns, mixture, outcome[rows], rows, share)
+        weight = torch.as_tensor(data.weight)[rows]
+        self.extrapolation_ = fit_extrapolation(gap, columns, mixture, outcome[rows], rows, weight)
 
     def _set_precision(self, precision: Tensor) -> None:
         if self.noise_ is not None:  # the scale of the noise follows the Gaussian's
@@ -265,7 +276,10 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
             raise ValueError(
                 f"`y` must hold numbers; got {y.dtype}. Pass the days: (y - y.min()) / np.timedelta64(1, 'D')."
             )
-        y = np.asarray(y, dtype=np.float64)
+        try:
+            y = np.asarray(y, dtype=np.float64)
+        except ValueError as error:
+            raise ValueError(f"`y` must hold numbers; {error}. DropoutClassifier takes texts as classes.") from None
         if not reset and (y.ndim == 1) != self.one_column_:
             raise ValueError(f"`y` must be {'[row]' if self.one_column_ else '[row, output]'}, as in the first fit.")
         self.one_column_ = y.ndim == 1
@@ -278,19 +292,21 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         The rows of each call update a running estimate of τ before the networks are trained on them.
         """
         first = not hasattr(self, "population_")
-        x, y, weight = self._training_data(X, y, sample_weight, reset=first)
-        self._check_parameters()
-        if first:
-            if self.target_transform == "auto":
-                raise ValueError("`target_transform` 'auto' is chosen by `fit`; name one for `partial_fit`.")
-            (self.transform_,) = candidate_transforms(self.target_transform, y)
-            self.noise_ = self.extrapolation_ = self.atoms_ = None  # Gaussian until a search has held rows out
-        self._partial_fit(x, self._transform(y), weight)
+        with self._all_or_nothing():
+            x, y, weight = self._training_data(X, y, sample_weight, reset=first)
+            self._check_parameters()
+            if first:
+                if self.target_transform == "auto":
+                    raise ValueError("`target_transform` 'auto' is chosen by `fit`; name one for `partial_fit`.")
+                (self.transform_,) = candidate_transforms(self.target_transform, y)
+                self.noise_ = self.extrapolation_ = self.atoms_ = None  # Gaussian until a search has held rows out
+            self._partial_fit(x, self._transform(y), weight)
         return self
 
     @on_cpu
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
         """Samples of outcomes, `[row, sample]` or `[row, output, sample]`: function draws with noise added."""
+        check_count("n_samples", n_samples, at_least=0)
         mixture = self.with_draws(method="sampling").predictive(X)  # each draw is one function of all rows
         source = check_random_state(random_state)
         chosen = source.randint(mixture.n_draws, size=n_samples)

@@ -16,7 +16,7 @@ _MAX_COPIES = 10
 
 def row_weights(sample_weight: Any, x: np.ndarray) -> np.ndarray:
     """The validated weights of rows, ones by default; raises if any is negative or all are zero."""
-    weights = _check_sample_weight(as_array(sample_weight), x, ensure_non_negative=True)
+    weights = _check_sample_weight(as_array(sample_weight, "sample_weight"), x, ensure_non_negative=True)
     if not weights.any():  # which scikit-learn 1.6 lets pass
         raise ValueError("`sample_weight` must have at least one non-zero weight; all are zero.")
     return weights
@@ -26,7 +26,7 @@ def time_groups(times: Any, groups: Any, n_rows: int) -> np.ndarray:
     """The rank of each row's time: rows of one time are held out together."""
     if groups is not None:
         raise ValueError("`groups` and `times` are two ways to hold rows out; give one of them.")
-    times = np.asarray(as_array(times))
+    times = np.asarray(as_array(times, "times"))
     if times.shape != (n_rows,):
         raise ValueError(f"`times` must hold one time for each of the {n_rows} rows; got {times.shape}.")
     if times.dtype.kind in "fmM" and bool((times != times).any()):

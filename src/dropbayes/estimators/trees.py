@@ -9,6 +9,8 @@ means over the trees of all folds, stored as tensors: a file holds no code.
 
 For numbers, every tree of a forest is a function, and so one more draw: a share of the mixture over the draws, which
 rows that neither was trained on choose. Trees part where outcomes do, so that the mixture there is wide, or skewed.
+Where the target jumps at thresholds of a few columns, a forest whose splits look at all columns knows far more than
+networks, and is most of the mixture.
 """
 
 from __future__ import annotations
@@ -100,11 +102,16 @@ def grow_trees(
 
 
 def grow_forest(
-    x: np.ndarray, y: np.ndarray, weight: np.ndarray, part: np.ndarray, parts: Sequence[int], n_trees: int, seed: int
+    rows: Sequence[np.ndarray], parts: Sequence[int], n_trees: int, seed: int, *, greedy: bool = False
 ) -> tuple[Trees, Tensor]:
-    """A forest of standardised targets without each of the `parts`, and its predictions for these, `[tree, row, 1]`."""
+    """A forest of standardised targets without each of the `parts`, and its predictions for these, `[tree, row, 1]`.
+
+    The rows are inputs, targets, weights and the part of each. A split looks at a third of the columns; with `greedy`
+    at all of them, and the trees differ by their rows.
+    """
     from sklearn.ensemble import RandomForestRegressor
 
+    x, y, weight, part = rows
     grown, held_out = [], torch.zeros(n_trees, len(x), 1).double()
     for number in parts:
         learned, held = part != number, part == number
@@ -112,8 +119,8 @@ def grow_forest(
         forest = RandomForestRegressor(
             n_trees,
             min_samples_leaf=5,
-            max_features=1 / 3,
-            bootstrap=not few,
+            max_features=1.0 if greedy else 1 / 3,
+            bootstrap=greedy or not few,
             max_samples=None if few else 2000,
             random_state=(seed + number) % 2**32,
         ).fit(_rounded(x[learned]), y[learned], weight[learned] if weight.min() < weight.max() else None)
@@ -132,6 +139,9 @@ def among(draws: Tensor, trees: Tensor, share: float) -> Tensor:
     """
     n_more = round(len(draws) * share / (1 - share))
     return torch.cat([draws, trees[torch.arange(n_more) * len(trees) // max(1, n_more)].to(draws)])
+
+
+GREEDY_SHARE = 0.75  # that of a forest whose splits look at all columns
 
 
 def tree_share(draws: Tensor, trees: Tensor, y: Tensor, weight: Tensor) -> float:

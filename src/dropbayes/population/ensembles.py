@@ -125,8 +125,8 @@ def choose_ensemble(
     log_likelihood = row_mean(density)
     if not bool(log_likelihood.isfinite().any()):
         raise ValueError(
-            "`grid` has no candidate whose training stayed finite. Lower the learning rates, and look for extreme "
-            "values in x and y."
+            "No candidate's training and likelihood stayed finite. Lower the learning rate, and look for extreme "
+            "values in x and y, or rescale them."
         )
     selection = greedy_selection(density, row_weight, n_members, error)
     chosen = select(trained, [number * n_folds + fold for number in selection for fold in range(n_folds)])
