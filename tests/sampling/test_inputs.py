@@ -106,7 +106,9 @@ def test_tensors_without_values_are_refused():
 
 
 def test_a_loader_is_refused_with_what_takes_it():
-    with pytest.raises(TypeError, match=r"or a tuple or dict of them; got DataLoader.*which `predict` and `evaluate`"):
+    with pytest.raises(
+        TypeError, match=r"or a tuple or dict of them; got DataLoader.*DataLoader to `predict` or `evaluate`"
+    ):
         as_inputs(torch.utils.data.DataLoader([torch.ones(2)]))
 
 

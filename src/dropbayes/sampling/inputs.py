@@ -215,9 +215,8 @@ def as_inputs(x: PyTree, net: nn.Module | None = None, *, row_axis: RowAxis = 0)
     else:
         raise TypeError(
             f"`x` must be a tensor or array, or a tuple or dict of them; got {type(x).__name__}. Pass a Dataset in a "
-            "DataLoader, which `predict` and `evaluate` take (elsewhere pass its batches), a data frame as "
-            "frame.to_numpy(), single rows as torch.stack(list(rows)), and what the network takes whole (a graph) with "
-            "Sampling(row_axis=None)."
+            "DataLoader to `predict` or `evaluate`, a data frame as frame.to_numpy(), single rows as "
+            "torch.stack(list(rows)), and what the network takes whole (a graph) with Sampling(row_axis=None)."
         )
     leaves, spec = pytree.tree_flatten(arguments)
     leaves = [_without_inference_mode(leaf) for leaf in leaves]

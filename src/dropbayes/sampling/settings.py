@@ -15,7 +15,6 @@ POSITIONS = ("tied", "per_position")
 
 
 def check_sampling(sampling: object) -> None:
-    """Raises unless the settings are a `Sampling`."""
     if not isinstance(sampling, Sampling):
         raise TypeError(f"`sampling` must be a dropbayes.Sampling; got {sampling!r}. Pass Sampling(), or leave it out.")
 
