@@ -202,3 +202,17 @@ def test_no_process_where_rows_are_not_exchangeable(linear):
     model = DropoutRegressor(n_steps=20)
     assert model.fit(x, y, groups=np.arange(200) // 4).process_ is None
     assert model.fit(x, y, times=np.arange(200)).process_ is None
+
+
+def test_a_smooth_relation_without_noise_is_predicted_surely():
+    source = torch.Generator().manual_seed(0)
+    x = torch.rand(700, 3, generator=source).double() * 3.4 - 1.7
+    y = (x + 1.7).prod(1)
+    y = (y - y.mean()) / y.std()
+    fitted, offset = fit_process(x[:500], y[:500], torch.ones(500).double(), 0)
+    mean, deviation = fitted.predict(x[500:])
+    scale, centre = fitted.y_scale, fitted.y_mean
+    assert float((mean * scale + centre - y[500:]).abs().max()) < 0.01
+    assert float(deviation.max() * scale) < 10 * float(offset.deviation.max()) < 0.1  # as sure as of rows held out
+    alone = torch.cat([fitted.predict(row)[1] for row in x[500:].split(1)])
+    assert torch.equal(alone, deviation)

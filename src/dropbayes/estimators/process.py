@@ -52,10 +52,15 @@ class Process:
     scores: Tensor  # and their normal scores
 
     @functools.cached_property
-    def _inverse(self) -> Tensor:
-        """The inverse covariances of the targets, `[half, anchor, anchor]`."""
+    def _factors(self) -> Tensor:
+        """The Cholesky factors of the targets' covariances, `[half, anchor, anchor]`."""
         x = self.anchors
-        return torch.stack([_inverse(torch.add(*_parts(x, s, x)), s, self.weight)[0] for s in self.log_scales])
+        return torch.stack([_factor(torch.add(*_parts(x, s, x)), s, self.weight) for s in self.log_scales])
+
+    @functools.cached_property
+    def _inverse(self) -> Tensor:
+        """The inverse covariances; too inexact for predictions, where a smooth relation without noise is learned."""
+        return torch.cholesky_inverse(self._factors)
 
     def predict(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The mean and the deviation of the function at standardised rows `[row, feature]`: means over the halves."""
@@ -66,15 +71,16 @@ class Process:
     def _posterior(self, x: Tensor, half: int) -> tuple[Tensor, Tensor]:
         """The mean and the variance of the function under the scales of one half."""
         x = _inputs(x.double(), self.ranked, self.knots, self.scores)
-        scales, inverse = self.log_scales[half], self._inverse[half]
+        scales, factor = self.log_scales[half], self._factors[half]
+        weights = torch.cholesky_solve(self.targets[:, None], factor)[:, 0]
         signal, slope = (2 * scales[-3:-1]).exp()
         means, variances = [], []
         for block in torch.nn.functional.pad(x, (0, 0, 0, -len(x) % _PRODUCT_ROWS)).split(_PRODUCT_ROWS):
             cross = torch.add(*_parts(block, scales, self.anchors))
-            weights = cross @ inverse
-            means.append(weights @ self.targets)
+            means.append(cross @ weights)
             prior = signal + slope / x.shape[1] * block.square().sum(1)
-            variances.append((prior - (weights * cross).sum(1)).clamp_min(_JITTER))
+            known = torch.linalg.solve_triangular(factor, cross.T, upper=False).square().sum(0)
+            variances.append((prior - known).clamp_min(_JITTER))
         return torch.cat(means)[: len(x)], torch.cat(variances)[: len(x)]
 
     def leave_one_out(self, index: Tensor, half: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -153,13 +159,11 @@ def _parts(a: Tensor, log_scales: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return smooth, (a @ b.T) * (slope / n_columns)
 
 
-def _inverse(covariance: Tensor, log_scales: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The inverse of the covariance with noise, and the logarithm of its determinant's root."""
+def _factor(covariance: Tensor, log_scales: Tensor, weight: Tensor) -> Tensor:
+    """The Cholesky factor of the covariance with noise; NaN where it has none."""
     noisy = covariance + torch.diag((2 * log_scales[-1]).exp() / weight + _JITTER)
     factor, failed = torch.linalg.cholesky_ex(noisy)
-    if int(failed):
-        return torch.full_like(noisy, torch.nan), noisy.new_tensor(torch.nan)
-    return torch.cholesky_inverse(factor), factor.diagonal().log().sum()
+    return torch.full_like(noisy, torch.nan) if int(failed) else factor
 
 
 def _fit_halves(x: Tensor, y: Tensor, weight: Tensor, begin: Tensor | None = None) -> Tensor:
@@ -201,9 +205,11 @@ def _fit_scales(x: Tensor, y: Tensor, weight: Tensor, begin: Tensor | None) -> T
     def loss(values: np.ndarray) -> tuple[float, np.ndarray]:
         scales = torch.from_numpy(values)
         smooth, linear = _parts(x, scales, x)
-        inverse, log_root = _inverse(smooth + linear, scales, weight)
+        factor = _factor(smooth + linear, scales, weight)
+        log_root = factor.diagonal().log().sum()
         if not bool(log_root.isfinite()):
             return 1e10, np.zeros_like(values)
+        inverse = torch.cholesky_inverse(factor)
         alpha = inverse @ y
         slope = torch.outer(alpha, alpha) - inverse  # twice the derivative of the log-likelihood by the covariance
         by_smooth, left = slope * smooth, x / scales[:n_columns].exp()
