@@ -57,7 +57,7 @@ class Process:
         x = self.anchors
         return torch.stack([_factor(torch.add(*_parts(x, s, x)), s, self.weight) for s in self.log_scales])
 
-    @functools.cached_property
+    @property
     def _inverse(self) -> Tensor:
         """The inverse covariances; too inexact for predictions, where a smooth relation without noise is learned."""
         return torch.cholesky_inverse(self._factors)
@@ -105,8 +105,9 @@ class Process:
         """
         number = torch.arange(len(self.anchors))
         other = 1 - number % 2
-        precision = self._inverse.diagonal(dim1=1, dim2=2)[other, number]
-        return (self._inverse @ self.targets)[other, number] / precision, precision.rsqrt()
+        inverse = self._inverse
+        precision = inverse.diagonal(dim1=1, dim2=2)[other, number]
+        return (inverse @ self.targets)[other, number] / precision, precision.rsqrt()
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,7 +244,7 @@ def fit_process(x: Tensor, y: Tensor, weight: Tensor, seed: int) -> tuple[Proces
     chosen = order[:_ANCHORS]
     rows = distinct[chosen], target[chosen], total[chosen]
     process = Process(*rows, _fit_halves(*rows), y_mean, y_scale, *ranks)
-    if not bool(process._inverse.isfinite().all()):
+    if not bool(process._factors.isfinite().all()):
         return None
     robust = _without_outliers(process)
     anchor, half = torch.full((len(distinct),), -1), torch.zeros(len(distinct), dtype=torch.long)
