@@ -35,6 +35,13 @@ def test_in_place_random_numbers_are_written():
     assert d.tolist() == pytest.approx((-torch.log(torch.tensor([0.05, 0.35, 0.65, 0.95]))).tolist())
 
 
+@pytest.mark.parametrize("rate", [0.0, 0.1, 3.0, 40.0, 1e4])
+def test_poisson_numbers_are_those_of_their_quantile_function(rate):
+    found, _ = run_with_fixed_source(lambda: torch.poisson(torch.full((500,), rate)))
+    levels = torch.linspace(0.05, 0.95, 500, dtype=torch.float64).numpy()
+    assert found.tolist() == scipy.stats.poisson.ppf(levels, rate).tolist()
+
+
 def test_random_numbers_are_written_where_the_caller_wants_them():
     uniform, coin, normal = torch.empty(4), torch.empty(4), torch.empty(0)
 

@@ -187,11 +187,33 @@ def _above_zero(number: Tensor, dtype: torch.dtype) -> Tensor:
     return number.to(dtype).clamp(min=torch.finfo(dtype).tiny)
 
 
+@_keyed(torch.poisson)
+def _poisson(mode: RandomMode, func: Operation, input: Tensor, **_: object) -> Tensor:
+    """Poisson numbers by their quantile: a bisection around that of Cornish and Fisher, which is at most 11 off."""
+    mode.source.chooses(None, "poisson")
+    uniform = mode.source.uniform("poisson", None, tuple(input.shape), input.device)
+    if _is_at_mean(mode):
+        return input.clone()
+    rate, normal = input.double(), torch.special.ndtri(uniform)
+    about = (rate + rate.sqrt() * normal + (normal.square() - 1) / 6).floor().clamp(min=-1)
+    below, enough = (about - 12).clamp(min=-1), about + 4
+    for _step in range(4):
+        middle = ((below + enough) / 2).floor()
+        reached = torch.special.gammaincc(middle.clamp(min=0) + 1, rate) >= uniform
+        below, enough = torch.where(reached, below, middle), torch.where(reached, middle, enough)
+    return enough.clamp(min=0).to(input.dtype)
+
+
+def _is_at_mean(mode: RandomMode) -> bool:
+    """Whether random numbers are to be replaced by their means."""
+    return isinstance(mode.source, Ones) and not mode.source.neutral.spread
+
+
 def _gammas(mode: RandomMode, shape: Tensor) -> Tensor:
     """Standard gamma numbers: the first accepted of six proposals (Marsaglia and Tsang 2000), of which 95 % are."""
     mode.source.chooses(None, "gamma")
     uniform = mode.source.uniform("gamma", None, (*shape.shape, 13), shape.device)
-    if isinstance(mode.source, Ones) and not mode.source.neutral.spread:
+    if _is_at_mean(mode):
         return shape.double()
     normal, level = torch.special.ndtri(uniform[..., 1:7]), uniform[..., 7:]
     location = (shape.double() + (shape < 1) - 1 / 3).unsqueeze(-1)
