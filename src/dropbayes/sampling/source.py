@@ -137,6 +137,12 @@ class KeyedSource(SiteSource):
             return values[0]
         raise UnsupportedStrategy("real numbers of rows") if values.is_floating_point() else Parted(values)
 
+    def blank(self, zeros: Tensor) -> Tensor:
+        # Of a row alone: for several as a batch, what all draws share would be computed for each.
+        if self.level is None or self.spec.profile.rows_together or self.rows_mapped or is_batched(zeros):
+            return zeros
+        return _add_batch_dim(zeros.repeat(len(self.draws), *(1,) * zeros.dim()), 0, self.level)
+
     def keep(self, kind: str, drop_prob: float, shape: tuple[int, ...], like: Tensor) -> Tensor:
         site = self._next(kind, drop_prob, shape)
         layout, inner_shape = self._layout(site, shape)

@@ -144,6 +144,12 @@ def _read(mode: RandomMode, func: Operation, tensor: Tensor) -> Any:
     return func(mode.source.read(tensor) if is_batched(tensor) and tensor.numel() == 1 else tensor)
 
 
+@handles(HANDLERS, torch.zeros, torch.zeros_like, Tensor.new_zeros)
+def _zeros(mode: RandomMode, func: Operation, *args: Any, **kwargs: Any) -> Tensor:
+    """Zeros: what differs between members that are mapped over cannot be written into what does not."""
+    return mode.source.blank(func(*args, **kwargs))
+
+
 @handles(HANDLERS, F.one_hot)
 def _one_hot(mode: RandomMode, func: Operation, tensor: Tensor, num_classes: int = -1) -> Tensor:
     """Without torch's look at the smallest and the largest class, which would count as a branch on them."""

@@ -106,6 +106,10 @@ class Source(ABC):
             raise UnsupportedStrategy("a branch on a value that differs between rows or draws")
         return value
 
+    def blank(self, zeros: Tensor) -> Tensor:
+        """Zeros for the network to write into: in torch.func.vmap, its own for each member."""
+        return zeros
+
     def drawn(self) -> Any:
         """The site whose uniforms, or ones and zeros, the last operation has drawn; None for any other operation."""
         return None
