@@ -84,10 +84,15 @@ def test_a_network_with_room_for_few_rows_is_given_no_more(most, masks):
 
 
 def test_the_error_of_a_network_on_one_of_many_rows_is_its_own():
-    x = torch.randn(20, 4)
-    x[9] = math.nan
+    x, net, sizes = torch.randn(20, 4), with_room(999, []), []
+    net.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
+    bad = x.clone()
+    bad[9] = math.nan
     with pytest.raises(ValueError, match="no room, or NaN"):
-        db.draws(with_room(999, []), x, n_draws=10)
+        db.draws(net, bad, n_draws=10)
+    sizes.clear()
+    db.draws(net, x, n_draws=10)
+    assert max(sizes) >= 200  # it is not taken for a network with room for few
 
 
 def copied(k, before):

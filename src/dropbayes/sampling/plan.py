@@ -214,8 +214,10 @@ class Plan:
         try:
             outputs = [out[:, : len(rows)] for out in evaluate(self.strategy, self.spec, work)]
         except Exception as error:
-            known = isinstance(error, (NetworkChanged, UnsupportedStrategy)) or is_out_of_memory(error)
-            if known or not alone:
+            if isinstance(error, (NetworkChanged, UnsupportedStrategy)) or is_out_of_memory(error):
+                raise
+            if not alone:  # as many rows did well before: their number is not at fault
+                self.inspection.most_rows = 2**62
                 raise
             raise _TooManyRows from error  # of which the first did well: a cache may have room for few
         if not all(agrees(outputs, one, row, 0, nearly=True) for row, one in alone.items()):
