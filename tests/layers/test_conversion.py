@@ -315,11 +315,21 @@ class SharedDropout(nn.Module):
         return self.fc2(self.drop(torch.relu(self.fc1(x))))
 
 
-def test_dropout_of_a_class_is_seen_with_an_input_and_warned_of_without():
+class DropoutLast(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.Dropout(0.4))), nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+@pytest.mark.parametrize("network", [SharedDropout, DropoutLast])
+def test_dropout_of_a_class_is_seen_with_an_input_and_warned_of_without(network):
     x = torch.ones(2, 3)
-    assert dropout_calls(add_dropout(SharedDropout(), 0.1, x=x), x) == [0.1, 0.4]
+    assert dropout_calls(add_dropout(network(), 0.1, x=x), x) == [0.1, 0.4]
     with pytest.warns(UserWarning, match="may be given a second one"):
-        assert dropout_calls(add_dropout(SharedDropout(), 0.1), x) == [0.1, 0.4, 0.1]
+        assert dropout_calls(add_dropout(network(), 0.1), x) == [0.1, 0.4, 0.1]
 
 
 @pytest.mark.parametrize("batch_first", [True, False])

@@ -141,6 +141,8 @@ def _already_dropped(net: nn.Module, x: PyTree, layers: list[tuple[str, nn.Modul
             elif not layers_of_net.isdisjoint(module.modules()):
                 followers |= {module} if dropped and in_order else set()
                 dropped = False
+        if in_order and dropped and path and not isinstance(net.get_submodule(path.rpartition(".")[0]), nn.Sequential):
+            unplaced.append(path)  # its last dropout: what follows is in the code of another module
     _warn(
         unplaced,
         "are dropout that `net` already has, and without an input it is not known before which layers: they may be "
