@@ -217,9 +217,9 @@ def stairs(n_rows, seed=0):
 
 
 def test_a_forest_of_all_columns_is_most_of_the_mixture_where_it_knows_far_more():
-    model = DropoutRegressor(random_state=0, n_steps=300, device="cpu").fit(*stairs(400))
+    model = DropoutRegressor(random_state=0, n_steps=100, device="cpu").fit(*stairs(400))
     new, truth = stairs(400, seed=1)
-    alone = DropoutRegressor(random_state=0, n_steps=300, device="cpu", warm_start=True).fit(*stairs(400))
+    alone = DropoutRegressor(random_state=0, n_steps=100, device="cpu", warm_start=True).fit(*stairs(400))
     assert float(model.forest_.weight) == trees.GREEDY_SHARE
     assert np.abs(model.predict(new) - truth).mean() < 0.7 * np.abs(alone.predict(new) - truth).mean()
     lower, upper = model.predict_interval(new, 0.9)
