@@ -1,12 +1,6 @@
 """Sampling from a network: its sites, keyed masks, and draws computed in blocks."""
 
-from dropbayes.sampling.functions import (
-    draws,
-    evaluation_output,
-    function_draw,
-    is_stochastic,
-    keep_state,
-)
+from dropbayes.sampling.functions import draws, evaluation_output, function_draw, is_stochastic, keep_state
 from dropbayes.sampling.inputs import (
     Inputs,
     as_inputs,
@@ -29,6 +23,7 @@ from dropbayes.sampling.strategies import rows_first
 from dropbayes.sampling.streaming import LogMean, Mean, Moments, result_dtype
 from dropbayes.sampling.training_mode import UncertaintyWarning
 from dropbayes.sampling.trials import chosen_strategy
+from dropbayes.tracing import Sites
 from dropbayes.tracing.views import View, eagerly
 
 __all__ = [
@@ -49,6 +44,7 @@ __all__ = [
     "Sampling",
     "Site",
     "SiteSource",
+    "Sites",
     "UncertaintyWarning",
     "UnsupportedStrategy",
     "View",
