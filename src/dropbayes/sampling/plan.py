@@ -455,7 +455,8 @@ def _block_shape(
     if a_row < n_draws * (profile.prefix_cost + profile.suffix_cost) / 16:
         rows = max(rows, 4)  # nearly all work is shared: four rows cost far less than one row draw by draw
     elif n_wanted < fewest_pairs:
-        rows = max(rows, 2 ** math.ceil(math.log2(fewest_pairs / n_wanted)))
+        fitting = max(1, pairs // n_wanted)  # with all draws: otherwise rows of padding cost a pass for each draw
+        rows = max(rows, min(2 ** math.ceil(math.log2(fewest_pairs / n_wanted)), 2 ** int(math.log2(fitting))))
     rows = min(rows, 2 ** int(math.log2(pairs)))
     chunks = math.ceil(n_wanted / max(1, pairs // rows))
     return rows, math.ceil(n_wanted / chunks)
