@@ -278,7 +278,10 @@ def gain_cells(one: dict[str, Any], ways: list[str]) -> list[str]:
 def speed_rows(found: dict[str, Any]) -> list[list[str]]:
     """Milliseconds of the linear method, by hand too, and of 50 draws, and the gain over these."""
     ways = ["linear", "by hand", "shared", "loop", "gain"]
-    return [[name, *(f"{times[way]:.3g}" for way in ways)] for name, times in found["speed"].items()]
+    return [
+        [name, *(f"{times[way]:.3g}" if times[way] < 1000 else f"{times[way]:,.0f}" for way in ways)]
+        for name, times in found["speed"].items()
+    ]
 
 
 def close_rows(found: dict[str, Any]) -> list[list[str]]:
