@@ -168,6 +168,15 @@ def test_a_view_with_other_draws_leaves_the_model_as_it_is(regressor):
     np.testing.assert_array_equal(regressor.predict(x), before)
 
 
+def test_training_goes_on_with_layers_of_the_same_widths_only():
+    x, y = toy(40)
+    warm = DropoutRegressor(**(PLAIN | {"hidden": (8,)}), warm_start=True, random_state=0).fit(x, y)
+    for learn in (warm.fit, warm.partial_fit):
+        with pytest.raises(ValueError, match=r"`hidden` must stay \(8,\) where training continues; got \(9,\)"):
+            warm.set_params(hidden=(9,)) and learn(x, y)
+    assert warm.set_params(hidden=[8]).fit(x, y).hidden_ == (8,)
+
+
 def test_a_warm_start_refuses_other_columns_and_measures_the_noise_anew():
     x, y = toy(200)
     warm = DropoutRegressor(**QUICK, noise="constant", warm_start=True, random_state=0).fit(x, y)
@@ -309,7 +318,7 @@ def test_wrong_requests_of_estimators_are_refused_by_name():
         DropoutRegressor(**QUICK).fit(x, np.where(y > 0, "high", "low"))
     with pytest.raises(ValueError, match=r"`X` must hold numbers; .* Pass columns of texts in a data frame"):
         DropoutRegressor(**QUICK).fit(np.full((40, 2), "a", dtype=object), y)
-    with pytest.raises(ValueError, match="Negative values"):
+    with pytest.raises(ValueError, match="`class_weight` must not be negative; got"):
         DropoutClassifier(**QUICK, class_weight={False: 1, True: -2}).fit(x, y > y.mean())
     for tensor, kind in ((torch.tensor(x).to_sparse(), "of layout"), (torch.tensor(x, device="meta"), "on the meta")):
         with pytest.raises(TypeError, match=f"`X` must be a dense tensor of numbers; got one {kind}"):

@@ -275,3 +275,11 @@ def test_several_texts_need_a_padding_token():
 def test_text_needs_a_tokenizer():
     with pytest.raises(TypeError, match="`inputs` of text needs the model's tokenizer"):
         db.language.generate(lively("gpt2"), "Once upon a time")
+
+
+@pytest.mark.parametrize(
+    ("function", "more"), [(db.language.generate, ()), (db.language.score, (torch.tensor([[3]]),))]
+)
+def test_sampling_is_a_record(function, more):
+    with pytest.raises(TypeError, match=r"`sampling` must be a dropbayes.Sampling; got None"):
+        function(lively("gpt2"), prompts(1), *more, sampling=None)

@@ -110,7 +110,10 @@ class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
         check_classification_targets(y)
         weight = row_weights(sample_weight, x)
         if self.class_weight is not None:
-            weight = row_weights(weight * compute_sample_weight(self.class_weight, labels), x)
+            by_class = compute_sample_weight(self.class_weight, labels)
+            if by_class.min() < 0:
+                raise ValueError(f"`class_weight` must not be negative; got {self.class_weight}.")
+            weight = row_weights(weight * by_class, x)
         return x, labels, weight
 
     @on_cpu

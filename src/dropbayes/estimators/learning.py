@@ -208,6 +208,11 @@ class DropoutEstimator(Parameters, Ensemble):
     def _continue(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray, epochs: int, schedule: str) -> None:
         """Continues training from the current weights."""
         start = self.population_
+        if not isinstance(self.hidden, str) and tuple(self.hidden) != tuple(self.hidden_):
+            raise ValueError(
+                f"`hidden` must stay {tuple(self.hidden_)} where training continues; got {self.hidden}. Fit without "
+                "`warm_start` to begin anew."
+            )
         self.seed_ += 1  # fresh batches and masks
         members = [replace(m, epochs=epochs, seed=self.seed_ + i) for i, m in enumerate(start.members)]
         settings = self._settings(len(x)) | {"schedule": schedule, "hidden": self.hidden_}

@@ -14,7 +14,7 @@ from dropbayes.language.decoding import DrawnModel, checked_language_model, chec
 from dropbayes.language.scoring import Text, Texts, decoded, named_inputs, score_answers
 from dropbayes.language.uncertainty import TextUncertainty, TokenUncertainty, text_frame, text_table
 from dropbayes.runtime.formatting import Printed, Table
-from dropbayes.sampling import Sampling, derived_seed
+from dropbayes.sampling import Sampling, check_sampling, derived_seed
 
 if TYPE_CHECKING:
     import pandas
@@ -100,6 +100,7 @@ def generate(
         A `Generation` under the mean; `DrawnTexts` under each draw.
     """
     model = checked_language_model(model)
+    check_sampling(sampling)
     keys = sampling.keys(n_draws, seed)
     config = checked_options(model, options)
     if on_token is not None and (config.num_beams or 1) > 1:

@@ -15,7 +15,7 @@ from dropbayes.language.decoding import checked_language_model, checked_options,
 from dropbayes.language.folding import FoldedDraws
 from dropbayes.language.uncertainty import TextUncertainty, TokenUncertainty
 from dropbayes.runtime.validation import check_count
-from dropbayes.sampling import Keys, Sampling
+from dropbayes.sampling import Keys, Sampling, check_sampling
 
 Text = str | Sequence[str] | Tensor | Mapping[str, Tensor]
 """Texts with a tokenizer, token ids `[row, token]`, or the output of the tokenizer."""
@@ -42,6 +42,7 @@ def score(
     inputs of `generate`, for an encoder-decoder model the encoder's input; the other arguments are those of `generate`.
     """
     model = checked_language_model(model)
+    check_sampling(sampling)
     keys = sampling.keys(n_draws, seed)
     given = named_inputs(prompt, tokenizer, model)
     if not isinstance(answer, Tensor):

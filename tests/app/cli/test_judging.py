@@ -204,6 +204,13 @@ def test_report_hands_over_rows_outcomes_and_what_was_done(models, tmp_path, mon
     assert set(seen["ranges"]) == {"size"}
 
 
+def test_a_report_is_a_page_of_html(models, tmp_path):
+    result = run("report", models / "numbers", models / "new.csv", "-o", tmp_path / "r.pdf")
+    assert result.code == 2
+    assert "must name an HTML file" in result.err
+    assert not any(tmp_path.iterdir())
+
+
 def test_a_report_on_the_training_rows_says_so_in_its_title(models, tmp_path):
     run("report", models / "numbers", models / "train.csv", "-o", tmp_path / "r.html")
     assert "price: train.csv, the rows it was fitted to</title>" in (tmp_path / "r.html").read_text()

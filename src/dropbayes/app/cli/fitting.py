@@ -99,6 +99,11 @@ def fit(
     settings: dict[str, Any] = {"hidden": hidden, "drop_prob": drop_prob, "weight_decay": weight_decay}
     if rows.schema.task == "regression":
         settings |= {"noise": noise, "target_transform": target_transform}
+    elif (noise, target_transform) != ("student", "none"):
+        raise typer.BadParameter(
+            f"are for numbers, and {target[0]!r} has classes; leave them out, or pass --task regression",
+            param_hint="'--noise, --target-transform'",
+        )
     settings |= {"effort": "quick" if quick else effort, "n_networks": n_networks or "auto"}
     settings |= {"n_steps": n_steps or "auto", "min_epochs": 1 if quick else 10, "n_draws": n_draws}
     settings |= {"device": device, "random_state": seed}

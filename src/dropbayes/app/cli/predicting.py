@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pathlib
 import shlex
 import sys
 from collections.abc import Iterator
@@ -254,6 +255,8 @@ def report(
     from dropbayes.runtime import files
 
     if output != "-":
+        if pathlib.Path(output).suffix.lower() not in ("", ".html", ".htm"):
+            raise typer.BadParameter(f"must name an HTML file, such as report.html; got {output!r}", param_hint="'-o'")
         files.check_output(output)
     fitted = app.load(model).with_draws(n_draws=n_draws, seed=seed)
     reading: dict[str, Any] = {"delimiter": delimiter, "encoding": encoding, "allow_new": allow_new}
