@@ -87,7 +87,7 @@ def class_bars(probabilities: Array, uncertainty: Array, *, ax: Axes | None = No
     """
     p = class_probabilities("probabilities", probabilities)
     order = row_values("uncertainty", uncertainty, n_rows=len(p)).argsort()
-    shown = order[torch.linspace(0, len(p) - 1, min(40, len(p))).round().long()]
+    shown = order[torch.linspace(0, len(p) - 1, min(40, len(p)), device="cpu").round().long()]
     ax = _axes(ax)
     bottom = np.zeros(len(shown))
     greys = np.linspace(0.2, 0.9, p.shape[1])
@@ -179,7 +179,7 @@ def uncertainty_histogram(
     points = training[:0] if new is None else _values(finite_tensor("new", new))
     ax.hist(training, bins="auto", density=True, color="0.85", edgecolor="0.55", lw=0.6, label="training points")
     end = 1.05 * max(training.max(), *points.tolist(), 0.0)
-    grid = torch.linspace(end / 2000, end, 1000, dtype=torch.float64)
+    grid = torch.linspace(end / 2000, end, 1000, dtype=torch.float64, device="cpu")
     ax.plot(grid, reference.density(grid), color="black", lw=1.5, label=f"fitted {reference.family}")
     for index, point in enumerate(points):
         percentile = reference.percentile(torch.tensor(point, dtype=torch.float64)).item()

@@ -16,6 +16,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from dropbayes.calibration.conformal import standardised_residuals
 from dropbayes.calibration.reliability import checked_levels
+from dropbayes.runtime.devices import on_cpu
 from dropbayes.runtime.validation import (
     Array,
     check_positive,
@@ -151,6 +152,7 @@ class ClassMap:
         return logits.softmax(-1).to(predicted.dtype)
 
 
+@on_cpu
 def vector_scaling(probabilities: Array, labels: Array, *, sample_weight: Array | None = None) -> ClassMap:
     r"""The map with one factor and one bias per class, $\mathrm{softmax}(\mathbf w \odot \log p + \mathbf b)$.
 
@@ -175,6 +177,7 @@ def vector_scaling(probabilities: Array, labels: Array, *, sample_weight: Array 
     return ClassMap(torch.diag(best[:n_classes]), best[n_classes:])
 
 
+@on_cpu
 def dirichlet_calibration(
     probabilities: Array, labels: Array, *, penalty: float = 0.01, sample_weight: Array | None = None
 ) -> ClassMap:
@@ -212,6 +215,7 @@ class BetaMap:
         return torch.sigmoid(self.a * _log(p) - self.b * _log(1 - p) + self.c).to(p.dtype)
 
 
+@on_cpu
 def beta_calibration(probability: Array, event: Array, *, sample_weight: Array | None = None) -> BetaMap:
     r"""The beta map of the probability of one event (two classes, or one against the rest).
 

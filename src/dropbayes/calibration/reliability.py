@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dropbayes.runtime.devices import on_cpu
 from dropbayes.runtime.validation import (
     Array,
     check_count,
@@ -135,6 +136,7 @@ class CalibrationTest:
         return max(0.0, self.error - self.expected)
 
 
+@on_cpu
 def calibration_test(
     probabilities: Array,
     labels: Array,

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from dropbayes.runtime.arrays import to_tensor
+from dropbayes.runtime.devices import on_cpu
 from dropbayes.runtime.validation import (
     Array,
     check_count,
@@ -82,6 +83,7 @@ def deferral_for_workload(uncertainty: Array, *, fraction: float, sample_weight:
     )
 
 
+@on_cpu
 def deferral_for_risk(
     uncertainty: Array,
     loss: Array,
@@ -216,6 +218,7 @@ class CascadeFrontier:
         return self[int(good[self.cost[good].argmin()])]
 
 
+@on_cpu
 def cascade_frontier(
     uncertainty: Array,
     cheap_loss: Array,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from dropbayes.runtime.devices import on_cpu
 from dropbayes.runtime.validation import (
     Array,
     check_count,
@@ -47,6 +48,7 @@ def _pool(probability_draws: Array, n_queries: int) -> Tensor:
     return draws
 
 
+@on_cpu
 def batch_bald_queries(
     probability_draws: Array, n_queries: int, *, max_outcomes: int = OUTCOME_LIMIT, seed: int = 0
 ) -> Tensor:
@@ -145,6 +147,7 @@ def epig_queries(pool_draws: Array, target_draws: Array, n_queries: int) -> Tens
     return gain.topk(n_queries).indices
 
 
+@on_cpu
 def stochastic_queries(scores: Array, n_queries: int, *, power: float = 1.0, seed: int = 0) -> Tensor:
     r"""Rows `[query]` drawn without replacement in proportion to their score to a power (PowerBALD of informations).
 
@@ -166,6 +169,7 @@ def stochastic_queries(scores: Array, n_queries: int, *, power: float = 1.0, see
     return keys.topk(n_queries).indices
 
 
+@on_cpu
 def badge_queries(probabilities: Array, features: Array, n_queries: int, *, seed: int = 0) -> Tensor:
     r"""Rows whose gradients are large and differ, by k-means++ on gradient embeddings (BADGE), `[query]`.
 

@@ -28,30 +28,31 @@ class Gaussian(Likelihood):
         for tau in self.precision.tolist() if by_output else [self.precision]:  # type: ignore[union-attr]
             check_positive("precision", tau)
 
-    def _check_outputs(self, output: Tensor) -> None:
-        if isinstance(self.precision, Tensor) and self.precision.dim() and len(self.precision) != output.shape[-1]:
+    def _precision_of(self, output: Tensor) -> float | Tensor:
+        if not isinstance(self.precision, Tensor):
+            return self.precision
+        if self.precision.dim() and len(self.precision) != output.shape[-1]:
             raise ValueError(
                 f"`precision` must be one number or one for each output; got {len(self.precision)} for outputs of "
                 f"shape {tuple(output.shape)}."
             )
+        return self.precision.to(output.device)
 
     def mean(self, output: Tensor) -> Tensor:
         return output
 
     def variance(self, output: Tensor) -> Tensor:
-        self._check_outputs(output)
-        return torch.ones_like(output) / self.precision
+        return torch.ones_like(output) / self._precision_of(output)
 
     def log_density(self, output: Tensor, y: Tensor) -> Tensor:
         y = checked_targets(output, y)
-        self._check_outputs(output)
-        tau = self.precision
+        tau = self._precision_of(output)
         log_tau = tau.log() if isinstance(tau, Tensor) else math.log(tau)
         return sum_events(0.5 * (log_tau - math.log(2 * math.pi) - tau * (y - output).square()), y)
 
     def sample(self, output: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         noise = torch.randn(output.shape, generator=generator, dtype=output.dtype, device=output.device)
-        return output + noise * self.precision**-0.5
+        return output + noise * self._precision_of(output) ** -0.5
 
 
 @dataclass(frozen=True)

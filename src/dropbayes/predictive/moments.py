@@ -11,6 +11,7 @@ import math
 import operator
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -212,7 +213,7 @@ def _summaries_until(
     stratified draws, independent of each other. The spread of their means is a valid standard error for any sampler;
     that of stratified draws is not.
     """
-    last = sampling.max_draws // _REPLICATE_DRAWS
+    last, plan = sampling.max_draws // _REPLICATE_DRAWS, replace(plan, moments_only=False)
     for start in range(0, inputs.n_rows, plan.block_rows):
         block = inputs.block(start, min(start + plan.block_rows, inputs.n_rows))
         statistics = request.summaries(plan.profile)

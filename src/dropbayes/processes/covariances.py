@@ -76,8 +76,9 @@ class Layer(Covariance):
         check_count("n_inputs", n_inputs)
         check_count("width", width)
         generator = torch.Generator().manual_seed(seed)
-        weights = torch.randn(n_inputs, width, generator=generator, dtype=torch.float64) / self.length_scale
-        return Features(self, weights, self.biases(torch.randn(width, generator=generator, dtype=torch.float64)))
+        shapes = (n_inputs, width), (width,)
+        weights, bias = (torch.randn(s, generator=generator, dtype=torch.float64, device="cpu") for s in shapes)
+        return Features(self, weights / self.length_scale, self.biases(bias))
 
     def biases(self, normal: Tensor) -> Tensor:
         r"""Biases $b \sim p(b)$ as a function of standard normal numbers."""

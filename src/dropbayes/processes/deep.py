@@ -156,10 +156,10 @@ def network_prior_draws(
     generator = torch.Generator().manual_seed(seed)
     draws = []
     for _ in range(n_draws):
-        seeds = torch.randint(2**62, (len(layers),), generator=generator).tolist()
+        seeds = torch.randint(2**62, (len(layers),), generator=generator, device="cpu").tolist()
         phi = x
         for layer, width, layer_seed in zip(layers, widths, seeds, strict=True):
             phi = layer.features(phi.shape[-1], width, seed=layer_seed)(phi)
-        weights = torch.randn(phi.shape[-1], n_outputs, generator=generator, dtype=torch.float64).to(x)
+        weights = torch.randn(phi.shape[-1], n_outputs, generator=generator, dtype=torch.float64, device="cpu").to(x)
         draws.append(phi @ weights + output_bias)
     return torch.stack(draws)

@@ -17,6 +17,7 @@ from torch.autograd import forward_ad
 
 from dropbayes.likelihoods.observation import checked_targets, sum_events
 from dropbayes.processes.pairs import Covariance, checked_inputs
+from dropbayes.runtime.devices import on_cpu
 
 JITTERS = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4)
 """The jitters tried in turn on the diagonal, in units of the mean prior variance: the first is GPyTorch's default."""
@@ -112,6 +113,7 @@ class NetworkKernel(Kernel):
         names = _tunable(self.covariance) if self.scale_bounds != "fixed" else {}
         self.covariance = self.covariance.with_scales(dict(zip(names, np.exp(theta).tolist(), strict=True)))
 
+    @on_cpu
     def __call__(self, X: Any, Y: Any = None, eval_gradient: bool = False) -> Any:
         """The covariance matrix, and with `eval_gradient` its derivatives with respect to theta on a last axis."""
         if eval_gradient and Y is not None:
@@ -130,6 +132,7 @@ class NetworkKernel(Kernel):
                 slopes[..., k] = forward_ad.unpack_dual(matrix).tangent
         return self.covariance(x).numpy(), slopes.numpy()
 
+    @on_cpu
     def diag(self, X: Any) -> np.ndarray:
         return self.covariance.diagonal(torch.as_tensor(np.atleast_2d(X), dtype=torch.float64)).numpy()
 
@@ -162,7 +165,7 @@ class ExactProcess(Process):
     def mean(self, x: Tensor) -> Tensor:
         # scikit-learn drops the axis of a single output.
         mean = self.regressor.predict(self._inputs(x)).reshape(len(x), *self.regressor.y_train_.shape[1:])
-        return (torch.as_tensor(mean) + torch.as_tensor(self.output_bias)).to(x)
+        return torch.as_tensor(mean + _array(self.output_bias)).to(x)
 
     def covariance(self, x: Tensor) -> Tensor:
         covariance = torch.as_tensor(self.regressor.predict(self._inputs(x), return_cov=True)[1])
@@ -178,7 +181,7 @@ class ExactProcess(Process):
     def draws(self, x: Tensor, *, n_draws: int, seed: int = 0) -> Tensor:
         samples = self.regressor.sample_y(self._inputs(x), n_samples=n_draws, random_state=seed)
         samples = samples.reshape(len(x), *self.regressor.y_train_.shape[1:], n_draws)
-        return (torch.as_tensor(samples).movedim(-1, 0) + torch.as_tensor(self.output_bias)).to(x)
+        return torch.as_tensor(np.moveaxis(samples, -1, 0) + _array(self.output_bias)).to(x)
 
 
 def exact_process(
@@ -254,7 +257,7 @@ def tuned_covariance(
 
 def prior_draws(covariance: Covariance | Kernel, x: Tensor, *, n_draws: int, seed: int = 0) -> Tensor:
     r"""Functions drawn from the prior $\mathcal N(0, \mathbf K(\mathbf X, \mathbf X))$ at `x`, `[draw, row]`."""
-    checked_data(x, torch.zeros(len(x)), 1.0, noise_free=True)
+    checked_data(x, x.new_zeros(len(x)), 1.0, noise_free=True)
     kernel = NetworkKernel(covariance) if isinstance(covariance, Covariance) else covariance
     samples = GaussianProcessRegressor(kernel).sample_y(_array(x), n_samples=n_draws, random_state=seed)
     return torch.as_tensor(samples).mT.to(x)

@@ -49,7 +49,7 @@ class FiniteRankProcess(Process):
     def draws(self, x: Tensor, *, n_draws: int, seed: int = 0) -> Tensor:
         # A separate stream ("draw" in ASCII): with the features' seed, the noise would equal their weights.
         generator = torch.Generator().manual_seed(seed ^ 0x64726177)
-        noise = torch.randn(n_draws, *self.weights.shape, generator=generator, dtype=torch.float64).to(x)
+        noise = torch.randn(n_draws, *self.weights.shape, generator=generator, dtype=torch.float64, device="cpu").to(x)
         return self.mean(x) + torch.einsum("nk,sk...->sn...", self._spread(x), noise)
 
 
@@ -139,19 +139,19 @@ def network_evidence(
     generator = torch.Generator().manual_seed(seed)
     sizes = [(n_inputs + 1, n_units) for n_inputs, n_units in itertools.pairwise([x.shape[1], *widths])]
     size = sum(map(math.prod, sizes))
-    targets = y.double().reshape(len(y), -1)
-    zero, eye = torch.zeros(size, dtype=torch.float64), torch.eye(size, dtype=torch.float64)
+    x, targets = x.double(), y.double().reshape(len(y), -1)
+    zero, eye = x.new_zeros(size), torch.eye(size, dtype=x.dtype, device=x.device)
     mean, root, share = zero, eye, 1.0  # the parameters as functions of standard normal numbers
     for _ in range(4):  # adapts the proposal; only the last round gives the estimate, so that it is unbiased
-        noise = torch.randn(n_draws, size, generator=generator, dtype=torch.float64)
-        from_prior = torch.rand(n_draws, 1, generator=generator, dtype=torch.float64) < share
-        draws = torch.where(from_prior, noise, mean + noise @ root.T)
+        noise = torch.randn(n_draws, size, generator=generator, dtype=x.dtype, device="cpu").to(x.device)
+        uniform = torch.rand(n_draws, 1, generator=generator, dtype=x.dtype, device="cpu").to(x.device)
+        draws = torch.where(uniform < share, noise, mean + noise @ root.T)
         prior = MultivariateNormal(zero, scale_tril=eye).log_prob(draws)
         proposal = prior
         if share < 1:
             adapted = MultivariateNormal(mean, scale_tril=root).log_prob(draws)
             proposal = torch.logaddexp(prior + math.log(share), adapted + math.log1p(-share))
-        log_weights = _conditional_evidence(layers, sizes, x.double(), targets, draws, precision) + prior - proposal
+        log_weights = _conditional_evidence(layers, sizes, x, targets, draws, precision) + prior - proposal
         weights = log_weights.softmax(0)
         mean = weights @ draws
         centred = draws - mean
@@ -171,6 +171,6 @@ def _conditional_evidence(
         parameters = normal.unflatten(1, shape)
         weights, bias = parameters[:, :-1] / layer.length_scale, layer.biases(parameters[:, -1:])
         phi = layer.nonlinearity(phi @ weights + bias) * shape[1] ** -0.5
-    covariance = phi @ phi.mT + torch.eye(len(x), dtype=x.dtype) / precision
-    observed = MultivariateNormal(torch.zeros(len(x), dtype=x.dtype), covariance)
+    covariance = phi @ phi.mT + torch.eye(len(x), dtype=x.dtype, device=x.device) / precision
+    observed = MultivariateNormal(x.new_zeros(len(x)), covariance)
     return observed.log_prob(y.T[:, None]).sum(0)

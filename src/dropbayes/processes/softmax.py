@@ -35,10 +35,10 @@ class SoftmaxProcess:
         """The class probabilities, the softmax averaged over draws of the latent functions: `[row, class]`."""
         covariance, generator = self.latent_covariance(x), torch.Generator().manual_seed(seed)
         unit = covariance.diagonal(dim1=-2, dim2=-1).mean().clamp_min(1e-12)
-        eye = torch.eye(covariance.shape[-1], dtype=covariance.dtype)
+        eye = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
         root = torch.linalg.cholesky(covariance + 1e-8 * unit * eye)
-        noise = torch.randn(n_draws, len(x), len(eye), 1, generator=generator, dtype=covariance.dtype)
-        return (self.mean(x) + (root @ noise).squeeze(-1)).softmax(-1).mean(0).to(x)
+        noise = torch.randn(n_draws, len(x), len(eye), 1, generator=generator, dtype=torch.float64, device="cpu")
+        return (self.mean(x) + (root @ noise.to(root)).squeeze(-1)).softmax(-1).mean(0).to(x)
 
 
 def softmax_process(
@@ -61,8 +61,8 @@ def softmax_process(
     check_count("n_classes", n_classes, at_least=2)
     x = x.double()
     prior = covariance(x)
-    prior = prior + 1e-10 * prior.diagonal().mean() * torch.eye(len(x), dtype=x.dtype)  # so that it factorises
-    y = torch.nn.functional.one_hot(labels, n_classes).T.to(x.dtype)  # [class, row]
+    prior = prior + 1e-10 * prior.diagonal().mean() * torch.eye(len(x)).to(x)  # so that it factorises
+    y = torch.nn.functional.one_hot(labels, n_classes).T.to(x)  # [class, row]
     latent, before = torch.zeros_like(y), -torch.inf
     for _ in range(200):  # Newton's steps: a few are enough, unless the classes are separated
         pi = latent.softmax(0)
@@ -86,7 +86,7 @@ def _noise(prior: Tensor, pi: Tensor) -> tuple[Tensor, Tensor]:
     \mathbf D_c^{1/2} (\mathbf I + \mathbf D_c^{1/2} \mathbf K \mathbf D_c^{1/2})^{-1} \mathbf D_c^{1/2}$.
     """
     n_classes, n_rows = pi.shape
-    eye = torch.eye(n_rows, dtype=prior.dtype)
+    eye = torch.eye(n_rows, dtype=prior.dtype, device=prior.device)
     half = pi.clamp_min(1e-300).sqrt()
     roots = torch.linalg.cholesky(eye + half[:, :, None] * prior * half[:, None, :])
     scaled = torch.linalg.solve_triangular(roots, torch.diag_embed(half), upper=False)
@@ -94,8 +94,7 @@ def _noise(prior: Tensor, pi: Tensor) -> tuple[Tensor, Tensor]:
     total = torch.linalg.cholesky(blocks.sum(0))
     solved = torch.cholesky_solve(blocks.transpose(0, 1).reshape(n_rows, -1), total).reshape(n_rows, n_classes, n_rows)
     noise = -torch.einsum("crs,sdt->crdt", blocks, solved)
-    index = torch.arange(n_classes)
-    noise[index, :, index, :] += blocks
+    noise.diagonal(dim1=0, dim2=2).add_(blocks.movedim(0, -1))
     log_determinant = 2 * (roots.diagonal(dim1=-2, dim2=-1).log().sum() + total.diagonal().log().sum())
     # |I + KW| = prod_c |B_c| |Σ_c E_c| / prod |D|: Σ_c D_c = I, so the last factor is 1.
     return noise, log_determinant

@@ -139,7 +139,7 @@ class Outcomes:
             probability = joint[chosen]
         else:
             # Systematic sampling: unbiased for every expectation over outcomes, less noisy than independent samples.
-            offset = torch.rand(1, generator=generator, dtype=torch.float64).to(joint.device)
+            offset = torch.rand(1, generator=generator, dtype=torch.float64, device="cpu").to(joint.device)
             grid = (torch.arange(max_outcomes, dtype=torch.float64, device=joint.device) + offset) / max_outcomes
             cumulative = joint.cumsum(0)
             chosen = torch.searchsorted(cumulative, grid * cumulative[-1]).clamp_max(joint.numel() - 1)
