@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+from torch import nn
 
 import dropbayes as db
+from dropbayes import calibration, decisions, processes
+from dropbayes.decisions import acquisition
 from dropbayes.runtime.devices import (
     available_device,
     capture_graph,
@@ -127,3 +130,63 @@ def test_numbers_too_small_to_be_normal_are_zero_within_the_context_alone():
     with flush_denormals():
         assert not (tiny * 1e-10).any()
     assert (tiny * 1e-10).all()
+
+
+def perceptron():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2)).eval()
+
+
+ROWS = torch.linspace(-1, 1, 36, dtype=torch.float64).reshape(12, 3)
+LABELS = torch.arange(12) % 3
+PROBABILITIES = (4 * ROWS).softmax(-1)
+
+ON_EITHER_DEVICE = {
+    "draws until the tolerance": lambda to: db.predict(to(perceptron()), to(ROWS.float()), n_draws="auto").mean,
+    "a precision of the CPU": lambda to: (
+        db.predict(to(perceptron()), to(ROWS.float()), n_draws=5, likelihood=db.Gaussian(torch.tensor([1.0, 4.0]))).std
+    ),
+    "a softmax process": lambda to: processes.softmax_process(processes.ReLU(), to(ROWS), LABELS).probabilities(
+        to(ROWS), n_draws=50
+    ),
+    "an exact process": lambda to: processes.exact_process(
+        processes.TanH(), to(ROWS), to(ROWS[:, :2]), precision=9.0, output_bias=torch.tensor([1.0, 2.0])
+    ).mean(to(ROWS)),
+    "the evidence": lambda to: torch.tensor(
+        processes.network_evidence(
+            processes.ReLU(), to(ROWS), to(ROWS[:, 0]), width=2, precision=9.0, n_draws=50
+        ).log_evidence
+    ),
+}
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", ON_EITHER_DEVICE)
+def test_what_a_cpu_gives_a_gpu_gives(name):
+    there, here = (ON_EITHER_DEVICE[name](lambda value, to=to: value.to(to)) for to in ("cuda", "cpu"))
+    torch.testing.assert_close(there.cpu(), here, rtol=1e-4, atol=1e-5)
+
+
+ON_THE_CPU = {
+    "calibration_test": lambda: calibration.calibration_test(PROBABILITIES, LABELS, n_resamples=20).expected,
+    "vector_scaling": lambda: calibration.vector_scaling(PROBABILITIES, LABELS)(PROBABILITIES),
+    "dirichlet_calibration": lambda: calibration.dirichlet_calibration(PROBABILITIES, LABELS)(PROBABILITIES),
+    "beta_calibration": lambda: calibration.beta_calibration(PROBABILITIES[:, 0], LABELS == 0).a,
+    "deferral_for_risk": lambda: (
+        decisions.deferral_for_risk(ROWS[:, 0], (LABELS == 0).double(), target=0.9, confidence=0.5).threshold
+    ),
+    "stochastic_queries": lambda: acquisition.stochastic_queries(PROBABILITIES[:, 0], 3),
+    "badge_queries": lambda: acquisition.badge_queries(PROBABILITIES, ROWS, 3),
+    "the kernel of a process": lambda: processes.NetworkKernel(processes.Erf())(ROWS.numpy(), eval_gradient=True)[1],
+    "predict": lambda: db.predict(perceptron(), ROWS.float(), n_draws=5).std,
+}
+
+
+@pytest.mark.parametrize("name", ON_THE_CPU)
+def test_another_default_device_changes_nothing(name):
+    expected = ON_THE_CPU[name]()
+    net = perceptron()
+    with torch.device("meta"), pytest.MonkeyPatch.context() as patch:
+        patch.setitem(globals(), "perceptron", lambda: net)
+        found = ON_THE_CPU[name]()
+    torch.testing.assert_close(torch.as_tensor(found), torch.as_tensor(expected), rtol=0, atol=0)
