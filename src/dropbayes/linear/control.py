@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.linear.passes import Linear, LinearPlan, linear_plan
-from dropbayes.linear.variables import MASK_KINDS, standard_masks
+from dropbayes.linear.variables import MASK_KINDS, linear_part
 from dropbayes.sampling import Block, Inputs, Keys, Plan, Profile, Sampling, make_plan
 
 
@@ -39,16 +39,14 @@ class ControlledPlan:
 
     def run(self, inputs: Inputs, *, first_row: int = 0) -> Iterator[Block]:
         """The rows block by block: one draw, the mean, with its variance."""
-        for rows, linear in self.linear.linearised(inputs):
+        for rows, (linear,) in self.linear.linearised(inputs):
             keyed = range(first_row + rows.start, first_row + rows.stop)
             (outputs,), integrated = self.drawn.collected(inputs.block(rows.start, rows.stop), first_row=keyed.start)
             drawn, spec = outputs.reshape(*outputs.shape[:2], -1).double(), self.drawn.spec
             parts, variance = torch.zeros_like(drawn), torch.zeros_like(drawn[0])
-            own, product = (keyed, "kru,tru->trk") if spec.per_row else (None, "kru,tu->trk")
-            for site, slope in zip([one.site for one in linear.variables], linear.slopes(), strict=True):
+            for site, slope in linear.slopes():
                 if not (spec.integrate and site.index == len(self.profile.sites) - 1):
-                    masks = standard_masks(site, spec.keys, self.drawn.draws, site.shape, slope, own)
-                    parts += torch.einsum(product, slope, masks)
+                    parts += linear_part(site, slope, spec.keys, self.drawn.draws, keyed if spec.per_row else None)
                     variance += slope.square().sum(2, dtype=torch.float64).T
             mean, variance = _corrected(drawn, parts, variance)
             shape = outputs.shape[1:]

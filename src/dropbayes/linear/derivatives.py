@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,10 +22,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import PyTree, tree_map
 
-from dropbayes.linear.points import gaussian_points
-from dropbayes.linear.variables import MASK_KINDS, SiteValues, SiteVariables, Variable, standard_masks
+from dropbayes.linear.points import N_POINTS, gaussian_points
+from dropbayes.linear.variables import MASK_KINDS, SiteValues, SiteVariables, Variable, linear_part
 from dropbayes.sampling import Inputs, Inspection, Keys, cloned_leaves, eagerly, rows_first, split
-from dropbayes.tracing import AtMeans, Interception, SiteNames, Source
+from dropbayes.tracing import AtMeans, Interception, Site, SiteNames, Source
 from dropbayes.tracing.generators import keyed_generators
 from dropbayes.tracing.views import View
 
@@ -34,25 +34,26 @@ _MAX_UNITS = 4096  # of a site whose masks are laid out; the sum over more is Ga
 
 @dataclass(frozen=True)
 class Linearisation:
-    """Some rows of a network, linear in the variables of its sites."""
+    """One tensor of a network's output for some rows, linear in the variables of its sites."""
 
-    tensors: list[Tensor]  #: Each tensor of the output at the variables' means, `[row, ...]`.
-    outputs: list[Tensor]  #: Their numbers, `[row, number]`; of a complex one, both parts.
+    tensor: Tensor  #: The output at the variables' means, `[row, ...]`.
+    output: Tensor  #: Its numbers, `[row, number]`; of a complex one, both parts.
     variables: list[Variable]
     n_rows: int
+    at_once: int  #: The numbers that are differentiated together.
     twice: bool = False  # gradients can be differentiated again
 
     @torch.inference_mode(False)
     @torch.enable_grad()
-    def chosen(self, index: int, numbers: Tensor) -> Linearisation:
-        """The linearisation of some numbers of an output alone, `[row, choice]`."""
-        return replace(self, outputs=[self.outputs[index].gather(1, numbers)])
+    def chosen(self, numbers: Tensor) -> Linearisation:
+        """The linearisation of some numbers of the output alone, `[row, choice]`."""
+        return replace(self, output=self.output.gather(1, numbers))
 
     @torch.inference_mode(False)
     @torch.enable_grad()
-    def _each(self, index: int, summary: Callable[[list[Tensor]], PyTree], at_once: int | None) -> PyTree:
-        """A summary of the scaled derivatives `[row, unit]` by each variable, for each number of an output."""
-        output, values = self.outputs[index], [variable.value for variable in self.variables]
+    def _each(self, summary: Callable[[list[Tensor]], PyTree]) -> PyTree:
+        """A summary of the scaled derivatives `[row, unit]` by each variable, for each number of the output."""
+        output, values = self.output, [variable.value for variable in self.variables]
 
         def summarised(direction: Tensor) -> PyTree:
             found: Iterable[Tensor] = map(torch.zeros_like, values)  # of a constant
@@ -69,8 +70,7 @@ class Linearisation:
             return summary([self._by_row(variable, one.to(output.device)) for variable, one in pairs])
 
         # Made on the device: a copy would wait for the forward pass.
-        directions = torch.eye(output.shape[1], dtype=output.dtype, device=output.device)
-        return _mapped(summarised, [directions], at_once)
+        return self._mapped(summarised, [torch.eye(output.shape[1], dtype=output.dtype, device=output.device)])
 
     def _by_row(self, variable: Variable, gradient: Tensor) -> Tensor:
         """The derivatives by the numbers of a variable, in its deviations, `[row, unit]`."""
@@ -79,34 +79,40 @@ class Linearisation:
             slope = slope.unflatten(layout.axis, (self.n_rows, -1)).movedim(layout.axis, 0)
         return slope.reshape(1 if layout is None else self.n_rows, -1) * variable.std
 
-    def slopes(self, index: int = 0, at_once: int | None = None) -> list[Tensor]:
-        """The scaled derivatives of each number of an output by each variable, `[output, row, unit]`."""
-        return self._each(index, lambda slopes: slopes, at_once)
+    def _mapped(self, function: Callable[..., PyTree], directions: list[Tensor]) -> PyTree:
+        """A function of each of the directions, stacked: mapped over, some of them together, or else one by one."""
+        if len(directions[0]) > 1:
+            with contextlib.suppress(RuntimeError), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of an operation that is mapped one by one
+                return torch.vmap(function, chunk_size=self.at_once)(*directions)
+        return tree_map(lambda *parts: torch.stack(parts), *[function(*one) for one in zip(*directions, strict=True)])
 
-    def variance(self, index: int, at_once: int) -> Tensor:
-        """The variance of each number of an output, `[row, output]`; `at_once` of them are differentiated together."""
+    def slopes(self) -> Iterator[tuple[Site, Tensor]]:
+        """Each site, with the scaled derivatives of each number of the output by its numbers, `[output, row, unit]`."""
+        return zip([variable.site for variable in self.variables], self._each(lambda slopes: slopes), strict=True)
+
+    def variance(self) -> Tensor:
+        """The variance of each number of the output, `[row, output]`."""
 
         def variance(slopes: list[Tensor]) -> Tensor:
             norms = [torch.linalg.vector_norm(slope, dim=1) for slope in slopes]
             return torch.stack(norms).double().square().sum(0)
 
-        return self._each(index, variance, at_once).T
+        return self._each(variance).T
 
-    def points(self, index: int, n_points: int, at_once: int) -> Tensor:
-        """An output of the linear network under fixed masks, `[point, row, output]`: of its mean, and its variance.
+    def points(self) -> Tensor:
+        """The output of the linear network under fixed masks, `[point, row, output]`: of its mean, and its variance.
 
         A few inputs that are seldom dropped make a distribution that is far from a Gaussian. A site of very many units,
         or whose masks would drop none of so few points, has the Gaussian of its covariance.
         """
-        mean = self.outputs[index].detach()
-        moved = torch.zeros(n_points, *mean.shape, dtype=torch.float64, device=mean.device)
+        mean, keys = self.output.detach(), Keys(0, N_POINTS, "stratified")
+        moved = torch.zeros(N_POINTS, *mean.shape, dtype=torch.float64, device=mean.device)
         variance, rest = torch.zeros_like(moved[0]), torch.zeros_like(moved[0].unsqueeze(-1) * moved[0].unsqueeze(-2))
-        for variable, slope in zip(self.variables, self.slopes(index, at_once), strict=True):
+        for site, slope in self.slopes():
             variance += slope.square().sum(2, dtype=torch.float64).T
-            site, shape = variable.site, (slope.shape[2],)
-            if shape[0] <= _MAX_UNITS and (site.drop_prob or 0) * n_points >= 1:
-                masks = standard_masks(site, Keys(0, n_points, "stratified"), range(n_points), shape, slope)
-                moved += torch.einsum("kru,pu->prk", slope, masks)
+            if slope.shape[2] <= _MAX_UNITS and (site.drop_prob or 0) * N_POINTS >= 1:
+                moved += linear_part(site, slope, keys, range(N_POINTS))
             else:
                 rest += torch.einsum("kru,lru->rkl", slope, slope)
         moved += gaussian_points(torch.zeros_like(variance), rest)
@@ -115,14 +121,13 @@ class Linearisation:
 
     @torch.inference_mode(False)
     @torch.enable_grad()
-    def deviations(self, index: int, n_probes: int, at_once: int) -> Tensor:
-        """What random values of the variables add to an output, `[probe, row, output]`; all rows share the values.
+    def deviations(self, n_probes: int) -> Tensor:
+        """What random values of the variables add to the output, `[probe, row, output]`; all rows share the values.
 
         The product with the Jacobian's transpose is linear in its direction: its own derivative is the Jacobian.
         """
-        output, values = self.outputs[index], [variable.value for variable in self.variables]
-        direction = torch.zeros_like(output, requires_grad=True)
-        found = torch.autograd.grad(output, values, direction, create_graph=True, allow_unused=True)
+        values, direction = [one.value for one in self.variables], torch.zeros_like(self.output, requires_grad=True)
+        found = torch.autograd.grad(self.output, values, direction, create_graph=True, allow_unused=True)
         pairs = zip(self.variables, found, strict=True)
         reached = [(variable, one) for variable, one in pairs if one is not None and one.requires_grad]
         generator = torch.Generator("cpu").manual_seed(0)
@@ -131,15 +136,18 @@ class Linearisation:
         def moved(*probe: Tensor) -> Tensor:
             return torch.autograd.grad([one for _, one in reached], direction, probe, retain_graph=True)[0]
 
-        return _mapped(moved, noise, at_once)
+        return self._mapped(moved, noise)
 
 
 @torch.inference_mode(False)
 @torch.enable_grad()
 def linearise(
-    inspection: Inspection, inputs: Inputs, ignored: tuple[str, ...] = (), tied: bool = False, twice: bool = False
-) -> Linearisation:
-    """The linearisation of all rows as one batch; `twice` for gradients with derivatives by the input."""
+    inspection: Inspection, inputs: Inputs, ignored: tuple[str, ...], tied: bool, at_once: int, twice: bool = False
+) -> list[Linearisation]:
+    """The linearisation of each tensor of the output, of all rows as one batch.
+
+    With `twice`, gradients have derivatives by the input.
+    """
     profile, at_sites = inspection.profile, inspection.strategies.get("at sites")
     net = at_sites or inspection.network()
     source = SiteVariables(profile, SiteNames(net), ignored, tied)
@@ -156,13 +164,15 @@ def linearise(
         _at_sites.reset(before)
     if at_sites is not None and len(source.variables) < profile.n_random:
         inspection.strategies["at sites"] = None
-        return linearise(inspection, inputs, ignored, tied, twice)
+        return linearise(inspection, inputs, ignored, tied, at_once, twice)
     if "at sites" not in inspection.strategies:
         inspection.strategies["at sites"] = _view_at_sites(inspection)
-    pairs = zip(tensors, profile.outputs, strict=True)
-    tensors = [rows_first(out, layout, 1, inputs.n_rows)[0] for out, layout in pairs]
-    outputs = [(torch.view_as_real(t) if t.is_complex() else t).reshape(inputs.n_rows, -1) for t in tensors]
-    return Linearisation(tensors, outputs, source.variables, inputs.n_rows, twice)
+    found = []
+    for out, layout in zip(tensors, profile.outputs, strict=True):
+        tensor = rows_first(out, layout, 1, inputs.n_rows)[0]
+        output = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).reshape(inputs.n_rows, -1)
+        found.append(Linearisation(tensor, output, source.variables, inputs.n_rows, at_once, twice))
+    return found
 
 
 _at_sites: ContextVar[Interception] = ContextVar("at_sites")
@@ -201,12 +211,3 @@ def _noise(variable: Variable, n_probes: int, n_rows: int, generator: torch.Gene
     half = torch.randn((n_probes // 2, *shape), generator=generator, dtype=torch.float64, device="cpu")
     both = torch.stack([half, -half], 1).flatten(0, 1).to(variable.value)
     return (both if layout is None else torch.cat([both] * n_rows, 1 + layout.axis)) * variable.std
-
-
-def _mapped(function: Callable[..., PyTree], directions: list[Tensor], at_once: int | None) -> PyTree:
-    """A function of each of the directions, stacked: mapped over, `at_once` of them together, or else one by one."""
-    if len(directions[0]) > 1:
-        with contextlib.suppress(RuntimeError), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of an operation that is mapped one by one
-            return torch.vmap(function, chunk_size=at_once)(*directions)
-    return tree_map(lambda *parts: torch.stack(parts), *[function(*one) for one in zip(*directions, strict=True)])

@@ -159,14 +159,15 @@ def explain(
         )
     chosen = None
     if output == "largest":
-        chosen = torch.cat([linear.outputs[0].argmax(1, keepdim=True) for _, linear in plan.linearised(inputs)])
+        chosen = torch.cat([linear.output.argmax(1, keepdim=True) for _, (linear,) in plan.linearised(inputs)])
     elif output is not None:
         chosen = torch.full((inputs.n_rows, 1), output, device=inputs.device)
-    sites, by_unit = _unit_shares(plan, inputs, chosen)
+    sites, shares = _unit_shares(plan, inputs, chosen)
     by_feature = None
     if len(inputs.leaves) == 1 and inputs.leaves[0].is_floating_point() and not inputs.is_one_row:
         by_feature = _feature_shares(plan, inputs, baseline, chosen)
-    by_position = _position_shares(sites, by_unit) if positions else None
+    by_position = _position_shares(sites, shares) if positions else None
+    by_unit = tuple(map(_without_row_axis, sites, shares))
     if names and (by_feature is None or len(names) != by_feature[0].numel()):
         raise ValueError(f"`names` must name each feature of a table; got {len(names)} names.")
     found = Explanation(sites, by_unit, by_position, by_feature, tuple(names))
@@ -175,24 +176,18 @@ def explain(
     return found
 
 
-def _unit_shares(
-    plan: LinearPlan, inputs: Inputs, chosen: Tensor | None
-) -> tuple[tuple[Site, ...], tuple[Tensor, ...]]:
-    """The sites, and the share of each of their units, in the shape of a row's mask without its axis of rows."""
-    sites: tuple[Site, ...] = ()
-    blocks: list[list[Tensor]] = []
-    for rows, linear in plan.linearised(inputs, chosen):
-        sites, shares = tuple(variable.site for variable in linear.variables), []
-        for site, slope in zip(sites, linear.slopes(), strict=True):
-            units, axis = slope.square().sum(0).view(len(rows), *site.shape), _row_axis(site)
-            shares.append(units if axis is None else units.squeeze(1 + axis))
-        blocks.append(shares)
-    return sites, tuple(torch.cat(parts) for parts in zip(*blocks, strict=True))
+def _unit_shares(plan: LinearPlan, inputs: Inputs, chosen: Tensor | None) -> tuple[tuple[Site, ...], list[Tensor]]:
+    """The sites, and the share of each of their units, in the shape of a row's mask."""
+    blocks = []
+    for rows, (linear,) in plan.linearised(inputs, chosen):
+        blocks.append([(site, slope.square().sum(0).view(len(rows), *site.shape)) for site, slope in linear.slopes()])
+    sites = tuple(site for site, _ in blocks[0])
+    return sites, [torch.cat([shares for _, shares in parts]) for parts in zip(*blocks, strict=True)]
 
 
-def _row_axis(site: Site) -> int | None:
-    """The axis of length 1 in a row's mask that holds the rows of a batch."""
-    return site.layout.axis if site.layout is not None and site.layout.inner == 1 else None
+def _without_row_axis(site: Site, shares: Tensor) -> Tensor:
+    """The shares without the axis of length 1 in a row's mask that holds the rows of a batch."""
+    return shares.squeeze(1 + site.layout.axis) if site.layout is not None and site.layout.inner == 1 else shares
 
 
 def shapley(value: Callable[[Tensor], Tensor], x: Tensor, baseline: Tensor, *, columns: Tensor | None = None) -> Tensor:
@@ -244,7 +239,7 @@ def _feature_shares(plan: LinearPlan, inputs: Inputs, baseline: Tensor | None, c
         def variance(mixed: Tensor, output: int | None = output) -> Tensor:
             same = None if output is None else torch.full((len(mixed), 1), output, device=mixed.device)
             blocks = plan.linearised(replace(inputs, leaves=(mixed,), n_rows=len(mixed)), same)
-            return torch.cat([linear.variance(0, plan.sizes[0]).sum(1) for _, linear in blocks])
+            return torch.cat([linear.variance().sum(1) for _, (linear,) in blocks])
 
         rows: Any = slice(None) if chosen is None else chosen[:, 0] == output
         shares[rows] = shapley(variance, x[rows], start).to(x)
@@ -255,23 +250,21 @@ def _first_order(plan: LinearPlan, inputs: Inputs, chosen: Tensor | None) -> Ten
     """The derivative of the variance by each number of the input."""
     leaf = inputs.leaves[0].detach().clone().requires_grad_()
     slopes = []
-    for rows, linear in plan.linearised(replace(inputs, leaves=(leaf,)), chosen, twice=True):
-        total = torch.stack([one.square().sum() for one in linear.slopes()]).sum()
+    for rows, (linear,) in plan.linearised(replace(inputs, leaves=(leaf,)), chosen, twice=True):
+        total = torch.stack([slope.square().sum() for _, slope in linear.slopes()]).sum()
         (slope,) = torch.autograd.grad(total + 0 * leaf.sum(), leaf)  # 0 where it does not depend on the input
         slopes.append(slope.movedim(inputs.axes[0] or 0, 0)[rows.start : rows.stop])
     return torch.cat(slopes)
 
 
-def _position_shares(sites: tuple[Site, ...], by_unit: tuple[Tensor, ...]) -> Tensor:
+def _position_shares(sites: tuple[Site, ...], by_unit: list[Tensor]) -> Tensor:
     """The sum of the shares of the masks at each position of the first sequence, `[row, position]`."""
-    found: list[Tensor] = []
-    for site, shares in zip(sites, by_unit, strict=True):
-        row_axis = _row_axis(site)
-        for position in site.positions:
-            if position.sequence == 0:
-                axis = 1 + position.axis - (row_axis is not None and position.axis > row_axis)
-                others = [dimension for dimension in range(1, shares.dim()) if dimension != axis]
-                found.append((shares.sum(others) if others else shares) / len(site.positions))
+    found = [
+        torch.einsum("rp...->rp", shares.movedim(1 + position.axis, 1)) / len(site.positions)
+        for site, shares in zip(sites, by_unit, strict=True)
+        for position in site.positions
+        if position.sequence == 0
+    ]
     if not found:
         raise ValueError("`positions` needs a site with an axis of positions; `net` has none. Leave `positions` out.")
     return torch.stack(found).sum(0)

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from dropbayes.linear.derivatives import Linearisation, linearise
 from dropbayes.linear.perceptrons import MomentsPlan, moments_plan
-from dropbayes.linear.points import N_POINTS
 from dropbayes.linear.variables import MASK_KINDS
 from dropbayes.runtime.validation import check_count
 from dropbayes.sampling import (
@@ -98,13 +97,14 @@ class LinearPlan:
 
     def linearised(
         self, inputs: Inputs, chosen: Tensor | None = None, *, twice: bool = False
-    ) -> Iterator[tuple[range, Linearisation]]:
-        """The linearisation of the rows, block by block; of the chosen numbers of the first output `[row, choice]`."""
+    ) -> Iterator[tuple[range, list[Linearisation]]]:
+        """The linearisations of the rows, block by block; of the chosen numbers of the first output `[row, choice]`."""
         for start in range(0, inputs.n_rows, self.block_rows):
             rows = range(start, min(start + self.block_rows, inputs.n_rows))
             block = inputs if len(rows) == inputs.n_rows else inputs.block(rows.start, rows.stop)
-            linear = linearise(self.inspection, block, self.ignored, self.tied, twice)
-            yield rows, linear if chosen is None else linear.chosen(0, chosen[rows.start : rows.stop])
+            at_once = max(1, self.max_bytes // max(1, self.profile.pass_bytes * len(rows)))
+            found = linearise(self.inspection, block, self.ignored, self.tied, at_once, twice)
+            yield rows, found if chosen is None else [found[0].chosen(chosen[rows.start : rows.stop])]
 
     @property
     def block_rows(self) -> int:
@@ -114,12 +114,12 @@ class LinearPlan:
 
     def run(self, inputs: Inputs, *, first_row: int = 0) -> Iterator[Block]:
         """The rows block by block: one draw, the mean, with its variance; or points of it as the draws."""
-        for rows, linear in self.linearised(inputs):
+        for rows, found in self.linearised(inputs):
             outputs: list[Tensor] = []
             variances: list[Tensor] = []
-            for index, (tensor, mean) in enumerate(zip(linear.tensors, linear.outputs, strict=True)):
-                judged = self.judged in (None, index)
-                points, variance = self._summary(linear, index) if judged else (mean[None], None)
+            for index, linear in enumerate(found):
+                tensor, mean = linear.tensor, linear.output
+                points, variance = self._summary(linear) if self.judged in (None, index) else (mean[None], None)
                 shape = torch.view_as_real(tensor).shape if tensor.is_complex() else tensor.shape
                 points = points.detach().to(mean.dtype).view(len(points), *shape)
                 outputs.append(torch.view_as_complex(points.contiguous()) if tensor.is_complex() else points)
@@ -129,19 +129,16 @@ class LinearPlan:
                 moments = outputs[0][0].to(dtype := result_dtype(outputs[0])), variances[0].to(dtype)
             yield Block(rows, range(1), outputs, variances if self.only_moments else None, moments)
 
-    def _summary(self, linear: Linearisation, index: int) -> tuple[Tensor, Tensor | None]:
+    def _summary(self, linear: Linearisation) -> tuple[Tensor, Tensor | None]:
         """The mean `[1, row, output]` and the variance `[row, output]` of an output; or points, and no variance."""
-        mean, options = linear.outputs[index].detach(), self.options
-        at_once = max(1, self.max_bytes // max(1, self.profile.pass_bytes * linear.n_rows))
-        if mean.shape[1] > options.max_outputs and options.above == "probes":
-            moved = linear.deviations(index, options.n_probes, at_once)
-            return (mean[None], moved.double().square().mean(0)) if self.only_moments else (mean + moved, None)
+        mean, options = linear.output.detach(), self.options
         if mean.shape[1] <= options.max_outputs:
-            if self.only_moments:
-                return mean[None], linear.variance(index, at_once)
-            return linear.points(index, N_POINTS, at_once), None
+            return (mean[None], linear.variance()) if self.only_moments else (linear.points(), None)
+        if options.above == "probes":
+            moved = linear.deviations(options.n_probes)
+            return (mean[None], moved.double().square().mean(0)) if self.only_moments else (mean + moved, None)
         chosen = mean.topk(options.max_outputs).indices
-        points, variance = self._summary(linear.chosen(index, chosen), 0)
+        points, variance = self._summary(linear.chosen(chosen))
         if variance is not None:
             return mean[None], torch.zeros_like(mean.double()).scatter(1, chosen, variance)
         whole = mean.double().expand(len(points), -1, -1)
@@ -199,25 +196,25 @@ def _unchecked_plan(net: nn.Module, inputs: Inputs, options: Linear, sampling: S
     names, tied, known = sampling.ignored, sampling.positions == "tied", inspection.strategies
     if "outputs" not in known:
         one = inputs if inputs.is_one_row else inputs.block(0, 1)
-        known["outputs"] = _checked_sizes(linearise(inspection, one, names, tied))
+        known["outputs"] = _checked_sizes(linearise(inspection, one, names, tied, at_once=1))
     max_bytes = sampling.max_bytes or (256 * 2**20 if inputs.device.type == "cpu" else 4 * 2**30)
     return LinearPlan(inspection, options, together or inputs.n_rows == 1, known["outputs"], names, tied, max_bytes)
 
 
-def _checked_sizes(linear: Linearisation) -> tuple[int, ...]:
+def _checked_sizes(outputs: list[Linearisation]) -> tuple[int, ...]:
     """The numbers in each tensor of a row's output."""
-    for output in linear.tensors:
-        if not (output.is_floating_point() or output.is_complex()):
+    for dtype in (linear.tensor.dtype for linear in outputs):
+        if not (dtype.is_floating_point or dtype.is_complex):
             raise ValueError(
-                f'`method` "linear" needs outputs that are real numbers; `net` returns {output.dtype}, which has no '
+                f'`method` "linear" needs outputs that are real numbers; `net` returns {dtype}, which has no '
                 'derivative. Return scores or logits in its place, or use method="sampling".'
             )
-    if not any(output.requires_grad for output in linear.outputs):
+    if not any(linear.output.requires_grad for linear in outputs):
         raise ValueError(
             '`method` "linear" needs an output that has derivatives; that of `net` has none. Remove torch.no_grad, '
             '.detach() and .item() from its forward, or use method="sampling".'
         )
-    return tuple(output.shape[1] for output in linear.outputs)
+    return tuple(linear.output.shape[1] for linear in outputs)
 
 
 @dataclass(frozen=True)
@@ -256,14 +253,16 @@ def check_linear(
 def _compared(
     plan: LinearPlan, net: nn.Module, inputs: Inputs, n_draws: int, seed: int, sampling: Sampling
 ) -> LinearCheck:
-    blocks, keys, pairs = list(plan.run(inputs)), Keys(seed, n_draws, sampling.sampler), []
+    keys, pairs = Keys(seed, n_draws, sampling.sampler), []
     sampled, _ = make_plan(net, inputs, keys=keys, masks="row", sampling=sampling).collected(inputs)
-    for index, outputs in enumerate(sampled):
-        means = torch.cat([block.outputs[index][0] for block in blocks])
-        outputs, means = (torch.view_as_real(one) if one.is_complex() else one for one in (outputs, means))
-        drawn, mean = outputs.double().flatten(1), means.double().flatten()
-        std = torch.cat([block.variances[index] for block in blocks if block.variances]).double().sqrt().flatten()
-        pairs.append(torch.stack([std, drawn.std(0), (mean - drawn.mean(0)).abs()]))
+    for rows, outputs in plan.linearised(inputs):
+        for linear, all_rows in zip(outputs, sampled, strict=True):
+            some = all_rows[:, rows.start : rows.stop]
+            drawn = (torch.view_as_real(some) if some.is_complex() else some).double().flatten(1)
+            (mean,), variance = plan._summary(linear)
+            assert variance is not None
+            moments = variance.sqrt().flatten(), drawn.std(0), (mean.flatten() - drawn.mean(0)).abs()
+            pairs.append(torch.stack(moments))
     found = torch.cat(pairs, 1)
     std, moved, error = found[:, found[1] >= 1e-9 * found[1].max()]
     low, middle, high = (std / moved).quantile(std.new_tensor([0.1, 0.5, 0.9])).tolist()
@@ -296,6 +295,6 @@ def covariance(net: nn.Module, x: Any, *, between_rows: bool = False, sampling: 
     inputs = as_inputs(x, net, row_axis=sampling.row_axis)
     plan = linear_plan(net, inputs, Linear(), sampling)
     plan.only_size()
-    blocks = [torch.cat(linear.slopes(), 2).double() for _, linear in plan.linearised(inputs)]
-    slopes = torch.cat(blocks, 1)  # [output, row, unit of any site]
+    blocks = [torch.cat([slope for _, slope in linear.slopes()], 2) for _, (linear,) in plan.linearised(inputs)]
+    slopes = torch.cat(blocks, 1).double()  # [output, row, unit of any site]
     return torch.einsum("kru,lsu->rksl" if between_rows else "kru,lru->rkl", slopes, slopes)

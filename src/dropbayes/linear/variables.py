@@ -136,12 +136,11 @@ class SiteValues(SiteVariables):
         return mean.detach().requires_grad_()
 
 
-def standard_masks(
-    site: Site, keys: Keys, draws: range, shape: tuple[int, ...], like: Tensor, rows: range | None = None
-) -> Tensor:
-    """Masks of a site less their mean, in standard deviations, `[draw, unit]`; with rows, `[draw, row, unit]`."""
-    rate, number = site.drop_prob or 0.0, site.number or 0
+def linear_part(site: Site, slope: Tensor, keys: Keys, draws: range, rows: range | None = None) -> Tensor:
+    """What a site's masks add to the output of the linear network, `[draw, row, output]`; with rows, of their own."""
+    rate, number, units = site.drop_prob or 0.0, site.number or 0, tuple(slope.shape[2:])
     masks = keep_mask(
-        keys, number, drop_prob=rate, draws=draws, rows=rows, shape=shape, dtype=like.dtype, device=like.device
+        keys, number, drop_prob=rate, draws=draws, rows=rows, shape=units, dtype=slope.dtype, device=slope.device
     )
-    return ((masks - (1 - rate)) / (rate * (1 - rate)) ** 0.5).flatten(1 if rows is None else 2)
+    standard = (masks - (1 - rate)) / (rate * (1 - rate)) ** 0.5
+    return torch.einsum("kru,du->drk" if rows is None else "kru,dru->drk", slope, standard)

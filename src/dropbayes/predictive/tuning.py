@@ -219,12 +219,12 @@ class Parts:
         self.mean = held.plain.double().reshape(len(held.plain), -1)
         self.steps = _UNIT_STEPS if per_unit else _UNIT_STEPS[:1]
         blocks: list[Tensor] = []
-        for _, linear in plan.linearised(inputs):
+        for _, (linear,) in plan.linearised(inputs):
             shape = (-1, linear.n_rows, n_outputs, n_outputs)
             # The last one has the sites whose rates stay as they are.
             found: dict[str | None, Any] = dict.fromkeys(settings, 0) | {None: self.mean.new_zeros(1, *shape[1:])}
-            for variable, slope in zip(linear.variables, linear.slopes(), strict=True):
-                site, path = variable.site, None
+            for site, slope in linear.slopes():
+                path = None
                 if site.drop_prob is not None and _setting(net, site) is not None:
                     path, slope = site.path, slope * ((1 - site.drop_prob) / site.drop_prob) ** 0.5
                 form = "kru,lru->urkl" if per_unit and path is not None else "kru,lru->rkl"
