@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import dropbayes as db
-from dropbayes.linear import Linear, covariance, outputs_by
+from dropbayes.linear import Linear, covariance
+from dropbayes.predictive import outputs_by
 from tests.sampling.zoo.specimens import Module
 
 

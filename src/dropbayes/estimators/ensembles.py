@@ -31,7 +31,7 @@ from dropbayes.estimators.transforms import MappedMixture, TargetTransform, Tran
 from dropbayes.estimators.trees import Trees, among
 from dropbayes.population import Population, network
 from dropbayes.population.evaluation import in_units
-from dropbayes.predictive import Mixture, draw_mean
+from dropbayes.predictive import Mixture, draw_mean, outputs_by
 from dropbayes.runtime.devices import on_cpu
 from dropbayes.runtime.validation import check_choice, check_count, check_probability, finite_tensor
 from dropbayes.scores import information
@@ -162,7 +162,7 @@ class Ensemble(ABC):
                         sampled = _one_function(net, standard).expand(n_draws, -1, -1)
                     else:
                         seed = self.seed_ + i
-                        sampled = linear.outputs_by(self.method, net, standard, n_draws=n_draws, seed=seed)
+                        sampled = outputs_by(self.method, net, standard, n_draws=n_draws, seed=seed)
                     outputs.append(sampled)
             yield rows, standard, torch.stack(outputs, 1)
 

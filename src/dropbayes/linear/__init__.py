@@ -1,7 +1,7 @@
 """Uncertainty in one pass: the network as a linear function of its masks, and what that explains."""
 
 from dropbayes.linear.explanation import Explanation, explain, shapley
-from dropbayes.linear.passes import Linear, LinearCheck, check_linear, covariance, outputs_by
+from dropbayes.linear.passes import Linear, LinearCheck, check_linear, covariance
 from dropbayes.linear.points import N_POINTS
 
 __all__ = [
@@ -12,6 +12,5 @@ __all__ = [
     "check_linear",
     "covariance",
     "explain",
-    "outputs_by",
     "shapley",
 ]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from dropbayes.linear.passes import Linear, LinearPlan, linear_plan
+from dropbayes.linear.passes import LinearPlan, linear_plan
 from dropbayes.linear.variables import MASK_KINDS, linear_part
 from dropbayes.sampling import Block, Inputs, Keys, Plan, Profile, Sampling, make_plan
 
@@ -60,7 +60,7 @@ def controlled_plan(
     drawn = make_plan(net, inputs, keys=keys, masks=masks, sampling=sampling, moments_only=True)
     if drawn.exact:
         return drawn
-    linear = linear_plan(net, inputs, Linear(), sampling)
+    linear = linear_plan(net, inputs, sampling)
     linear.only_size()
     other = {site.kind for site in linear.profile.sites if site.is_random} - MASK_KINDS
     if not linear.together or other or sampling.positions is not None:

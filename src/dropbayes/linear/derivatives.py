@@ -24,7 +24,7 @@ from torch.utils._pytree import PyTree, tree_map
 
 from dropbayes.linear.points import N_POINTS, gaussian_points
 from dropbayes.linear.variables import MASK_KINDS, SiteValues, SiteVariables, Variable, linear_part
-from dropbayes.sampling import Inputs, Inspection, Keys, cloned_leaves, eagerly, rows_first, split
+from dropbayes.sampling import Inputs, Inspection, Keys, Sampling, cloned_leaves, eagerly, rows_first, split
 from dropbayes.tracing import AtMeans, Interception, Site, SiteNames, Source
 from dropbayes.tracing.generators import keyed_generators
 from dropbayes.tracing.views import View
@@ -101,23 +101,23 @@ class Linearisation:
         return self._each(variance).T
 
     def points(self) -> Tensor:
-        """The output of the linear network under fixed masks, `[point, row, output]`: of its mean, and its variance.
+        """What fixed masks add to the output, `[point, row, output]`: of mean 0, and of its variance.
 
         A few inputs that are seldom dropped make a distribution that is far from a Gaussian. A site of very many units,
         or whose masks would drop none of so few points, has the Gaussian of its covariance.
         """
-        mean, keys = self.output.detach(), Keys(0, N_POINTS, "stratified")
-        moved = torch.zeros(N_POINTS, *mean.shape, dtype=torch.float64, device=mean.device)
+        keys, draws = Keys(0, N_POINTS, "stratified"), range(N_POINTS)
+        moved = torch.zeros(N_POINTS, *self.output.shape, dtype=torch.float64, device=self.output.device)
         variance, rest = torch.zeros_like(moved[0]), torch.zeros_like(moved[0].unsqueeze(-1) * moved[0].unsqueeze(-2))
         for site, slope in self.slopes():
             variance += slope.square().sum(2, dtype=torch.float64).T
             if slope.shape[2] <= _MAX_UNITS and (site.drop_prob or 0) * N_POINTS >= 1:
-                moved += linear_part(site, slope, keys, range(N_POINTS))
+                moved += linear_part(site, slope, keys, draws)
             else:
                 rest += torch.einsum("kru,lru->rkl", slope, slope)
         moved += gaussian_points(torch.zeros_like(variance), rest)
         moved -= moved.mean(0)
-        return mean + moved * (variance / moved.square().mean(0).clamp(min=1e-300)).sqrt()
+        return moved * (variance / moved.square().mean(0).clamp(min=1e-300)).sqrt()
 
     @torch.inference_mode(False)
     @torch.enable_grad()
@@ -142,7 +142,7 @@ class Linearisation:
 @torch.inference_mode(False)
 @torch.enable_grad()
 def linearise(
-    inspection: Inspection, inputs: Inputs, ignored: tuple[str, ...], tied: bool, at_once: int, twice: bool = False
+    inspection: Inspection, inputs: Inputs, sampling: Sampling, at_once: int, twice: bool = False
 ) -> list[Linearisation]:
     """The linearisation of each tensor of the output, of all rows as one batch.
 
@@ -150,7 +150,7 @@ def linearise(
     """
     profile, at_sites = inspection.profile, inspection.strategies.get("at sites")
     net = at_sites or inspection.network()
-    source = SiteVariables(profile, SiteNames(net), ignored, tied)
+    source = SiteVariables(profile, SiteNames(net), sampling.ignored, tied=sampling.positions == "tied")
     leaves: Sequence[Any] = (inputs if twice else inputs.with_tensors(Tensor.detach)).leaves
     leaves = cloned_leaves(leaves) if profile.writes_input else leaves
     seeded = keyed_generators(None) if profile.seeds_torch else contextlib.nullcontext()
@@ -164,7 +164,7 @@ def linearise(
         _at_sites.reset(before)
     if at_sites is not None and len(source.variables) < profile.n_random:
         inspection.strategies["at sites"] = None
-        return linearise(inspection, inputs, ignored, tied, at_once, twice)
+        return linearise(inspection, inputs, sampling, at_once, twice)
     if "at sites" not in inspection.strategies:
         inspection.strategies["at sites"] = _view_at_sites(inspection)
     found = []

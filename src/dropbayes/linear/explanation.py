@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from dropbayes.linear.passes import Linear, LinearPlan, linear_plan
+from dropbayes.linear.passes import LinearPlan, linear_plan
 from dropbayes.runtime.formatting import Table
 from dropbayes.runtime.validation import NOT_FINITE, needed_for
 from dropbayes.sampling import Inputs, Sampling, as_inputs, check_sampling
@@ -150,7 +150,7 @@ def explain(
     check_sampling(sampling)
     inputs = as_inputs(x, net, row_axis=sampling.row_axis)
     sampling = replace(sampling, positions="per_position" if positions else sampling.positions)
-    plan = linear_plan(net, inputs, Linear(), sampling)
+    plan = linear_plan(net, inputs, sampling)
     n_outputs = plan.only_size() if output is None else plan.sizes[0]
     if len(plan.sizes) > 1 or (isinstance(output, int) and not 0 <= output < n_outputs):
         raise ValueError(

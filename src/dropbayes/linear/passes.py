@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from dropbayes.linear.derivatives import Linearisation, linearise
-from dropbayes.linear.perceptrons import MomentsPlan, moments_plan
 from dropbayes.linear.variables import MASK_KINDS
 from dropbayes.runtime.validation import check_count
 from dropbayes.sampling import (
@@ -24,7 +23,6 @@ from dropbayes.sampling import (
     UncertaintyWarning,
     as_inputs,
     chosen_strategy,
-    draws,
     inspect,
     make_plan,
     mask_spec,
@@ -61,12 +59,11 @@ class LinearPlan:
     """The plan for linearising one network on inputs of one form."""
 
     inspection: Inspection
-    options: Linear
+    sampling: Sampling
     together: bool  # rows run as a batch
     sizes: tuple[int, ...]  # the numbers in each tensor of a row's output
-    ignored: tuple[str, ...]
-    tied: bool
     max_bytes: int
+    options: Linear = Linear()
     judged: int | None = None  # the tensor that a likelihood reads; None for all
     only_moments: bool = True
 
@@ -103,7 +100,7 @@ class LinearPlan:
             rows = range(start, min(start + self.block_rows, inputs.n_rows))
             block = inputs if len(rows) == inputs.n_rows else inputs.block(rows.start, rows.stop)
             at_once = max(1, self.max_bytes // max(1, self.profile.pass_bytes * len(rows)))
-            found = linearise(self.inspection, block, self.ignored, self.tied, at_once, twice)
+            found = linearise(self.inspection, block, self.sampling, at_once, twice)
             yield rows, found if chosen is None else [found[0].chosen(chosen[rows.start : rows.stop])]
 
     @property
@@ -118,59 +115,37 @@ class LinearPlan:
             outputs: list[Tensor] = []
             variances: list[Tensor] = []
             for index, linear in enumerate(found):
-                tensor, mean = linear.tensor, linear.output
-                points, variance = self._summary(linear) if self.judged in (None, index) else (mean[None], None)
-                shape = torch.view_as_real(tensor).shape if tensor.is_complex() else tensor.shape
-                points = points.detach().to(mean.dtype).view(len(points), *shape)
-                outputs.append(torch.view_as_complex(points.contiguous()) if tensor.is_complex() else points)
-                variances.append(torch.zeros(shape, device=mean.device) if variance is None else variance.view(shape))
+                mean, is_complex = linear.output.detach(), linear.tensor.is_complex()
+                spread = self._spread(linear) if self.judged in (None, index) else torch.zeros_like(mean)
+                shape = (-1, *(torch.view_as_real(linear.tensor) if is_complex else linear.tensor).shape)
+                points = (mean if self.only_moments else mean + spread).to(mean.dtype).view(shape)
+                outputs.append(torch.view_as_complex(points.contiguous()) if is_complex else points)
+                variances.append(spread.view(shape)[0])
             moments = None
             if self.only_moments and len(outputs) == 1 and not outputs[0].is_complex():
                 moments = outputs[0][0].to(dtype := result_dtype(outputs[0])), variances[0].to(dtype)
             yield Block(rows, range(1), outputs, variances if self.only_moments else None, moments)
 
-    def _summary(self, linear: Linearisation) -> tuple[Tensor, Tensor | None]:
-        """The mean `[1, row, output]` and the variance `[row, output]` of an output; or points, and no variance."""
-        mean, options = linear.output.detach(), self.options
-        if mean.shape[1] <= options.max_outputs:
-            return (mean[None], linear.variance()) if self.only_moments else (linear.points(), None)
+    def _spread(self, linear: Linearisation) -> Tensor:
+        """The variance of an output, `[row, output]`; or points of it less its mean, `[point, row, output]`."""
+        size, options = linear.output.shape[1], self.options
+        if size <= options.max_outputs:
+            return linear.variance() if self.only_moments else linear.points()
         if options.above == "probes":
             moved = linear.deviations(options.n_probes)
-            return (mean[None], moved.double().square().mean(0)) if self.only_moments else (mean + moved, None)
-        chosen = mean.topk(options.max_outputs).indices
-        points, variance = self._summary(linear.chosen(chosen))
-        if variance is not None:
-            return mean[None], torch.zeros_like(mean.double()).scatter(1, chosen, variance)
-        whole = mean.double().expand(len(points), -1, -1)
-        return whole.scatter(2, chosen.expand(len(points), -1, -1), points), None
+            return moved.double().square().mean(0) if self.only_moments else moved
+        chosen = linear.output.topk(options.max_outputs).indices
+        spread = self._spread(linear.chosen(chosen))
+        return spread.new_zeros(*spread.shape[:-1], size).scatter(-1, chosen.expand_as(spread), spread)
 
 
-OnePass = LinearPlan | MomentsPlan
-Judged = Callable[[Profile], int | None]
-
-
-def one_pass_plan(
-    net: nn.Module, inputs: Inputs, method: str | Linear, *, sampling: Sampling, tensor: Judged, only_moments: bool
-) -> OnePass:
-    """The plan of a prediction without draws; `tensor` gives the output that a likelihood reads, None for all."""
-    if method == "moments":
-        if sampling.positions or sampling.ignored:
-            raise ValueError('`positions` and `ignore_modules` need method="linear" or "sampling"; got "moments".')
-        return moments_plan(net, inputs, only_moments=only_moments, max_bytes=sampling.max_bytes)
-    method = Linear() if method == "linear" else method
-    if not isinstance(method, Linear):
-        raise ValueError(f'`method` must be "sampling", "linear" or "moments"; got {method!r}.')
-    plan = linear_plan(net, inputs, method, sampling)
-    return replace(plan, judged=tensor(plan.profile), only_moments=only_moments)
-
-
-def linear_plan(net: nn.Module, inputs: Inputs, options: Linear, sampling: Sampling = Sampling()) -> LinearPlan:
+def linear_plan(net: nn.Module, inputs: Inputs, sampling: Sampling) -> LinearPlan:
     """The plan for a network that was checked to be random and to have derivatives.
 
     Nothing is known of a function that a network takes of its own random numbers (a relaxed gate is flat at their
     means): a few draws are compared, once, and what is far off is warned of.
     """
-    plan = _unchecked_plan(net, inputs, options, sampling)
+    plan = _unchecked_plan(net, inputs, sampling)
     own, known = {site.kind for site in plan.profile.sites if site.is_random} - MASK_KINDS, plan.inspection.strategies
     if own and "check" not in known:
         few = inputs if inputs.is_one_row else inputs.block(0, min(inputs.n_rows, 4))
@@ -181,7 +156,7 @@ def linear_plan(net: nn.Module, inputs: Inputs, options: Linear, sampling: Sampl
     return plan
 
 
-def _unchecked_plan(net: nn.Module, inputs: Inputs, options: Linear, sampling: Sampling) -> LinearPlan:
+def _unchecked_plan(net: nn.Module, inputs: Inputs, sampling: Sampling) -> LinearPlan:
     inspection = inspect(checked_network(net), inputs, sampling.ignored, positions=sampling.positions is not None)
     profile = inspection.profile
     profile.check_random()
@@ -193,12 +168,12 @@ def _unchecked_plan(net: nn.Module, inputs: Inputs, options: Linear, sampling: S
         )
     spec = mask_spec(inspection.profile, inputs, keys=Keys(0, 2, "independent"), masks="row", sampling=sampling)
     together = chosen_strategy(inspection, inputs, spec).rows == "together" and None not in profile.outputs
-    names, tied, known = sampling.ignored, sampling.positions == "tied", inspection.strategies
+    known = inspection.strategies
     if "outputs" not in known:
         one = inputs if inputs.is_one_row else inputs.block(0, 1)
-        known["outputs"] = _checked_sizes(linearise(inspection, one, names, tied, at_once=1))
+        known["outputs"] = _checked_sizes(linearise(inspection, one, sampling, at_once=1))
     max_bytes = sampling.max_bytes or (256 * 2**20 if inputs.device.type == "cpu" else 4 * 2**30)
-    return LinearPlan(inspection, options, together or inputs.n_rows == 1, known["outputs"], names, tied, max_bytes)
+    return LinearPlan(inspection, sampling, together or inputs.n_rows == 1, known["outputs"], max_bytes)
 
 
 def _checked_sizes(outputs: list[Linearisation]) -> tuple[int, ...]:
@@ -247,7 +222,7 @@ def check_linear(
 ) -> LinearCheck:
     """By how much the linear method is off, judged by a few draws of the same rows."""
     inputs = as_inputs(x, net, row_axis=sampling.row_axis)
-    return _compared(_unchecked_plan(net, inputs, Linear(), sampling), net, inputs, n_draws, seed, sampling)
+    return _compared(_unchecked_plan(net, inputs, sampling), net, inputs, n_draws, seed, sampling)
 
 
 def _compared(
@@ -259,25 +234,14 @@ def _compared(
         for linear, all_rows in zip(outputs, sampled, strict=True):
             some = all_rows[:, rows.start : rows.stop]
             drawn = (torch.view_as_real(some) if some.is_complex() else some).double().flatten(1)
-            (mean,), variance = plan._summary(linear)
-            assert variance is not None
-            moments = variance.sqrt().flatten(), drawn.std(0), (mean.flatten() - drawn.mean(0)).abs()
-            pairs.append(torch.stack(moments))
+            mean, std = linear.output.detach().flatten(), plan._spread(linear).sqrt().flatten()
+            pairs.append(torch.stack([std, drawn.std(0), (mean - drawn.mean(0)).abs()]))
     found = torch.cat(pairs, 1)
     std, moved, error = found[:, found[1] >= 1e-9 * found[1].max()]
     low, middle, high = (std / moved).quantile(std.new_tensor([0.1, 0.5, 0.9])).tolist()
     ranks = torch.stack([values.argsort().argsort().double() for values in (std, moved)])
     correlation = float(ranks.corrcoef()[0, 1]) if len(std) > 1 else float("nan")
     return LinearCheck(middle, low, high, correlation, float((error / moved).median()), n_draws)
-
-
-def outputs_by(method: str | Linear, net: nn.Module, x: Any, *, n_draws: int, seed: int) -> Any:
-    """Draws of a network, or, by a method without draws, fixed points of each row's output in their place."""
-    if method == "sampling":
-        return draws(net, x, n_draws=n_draws, seed=seed)
-    inputs = as_inputs(x, net)
-    plan = one_pass_plan(net, inputs, method, sampling=Sampling(), tensor=lambda _: 0, only_moments=False)
-    return torch.cat([block.outputs[0] for block in plan.run(inputs)], 1)
 
 
 def covariance(net: nn.Module, x: Any, *, between_rows: bool = False, sampling: Sampling = Sampling()) -> Tensor:
@@ -293,7 +257,7 @@ def covariance(net: nn.Module, x: Any, *, between_rows: bool = False, sampling: 
         True
     """
     inputs = as_inputs(x, net, row_axis=sampling.row_axis)
-    plan = linear_plan(net, inputs, Linear(), sampling)
+    plan = linear_plan(net, inputs, sampling)
     plan.only_size()
     blocks = [torch.cat([slope for _, slope in linear.slopes()], 2) for _, (linear,) in plan.linearised(inputs)]
     slopes = torch.cat(blocks, 1).double()  # [output, row, unit of any site]

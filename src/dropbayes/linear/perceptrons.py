@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.linear.points import gaussian_points
-from dropbayes.sampling import Block, Inputs, Perceptron, Profile, as_perceptron
+from dropbayes.sampling import Block, Inputs, Perceptron, Profile, Sampling, as_perceptron
 from dropbayes.tracing.views import checked_network
 
 _N_TERMS, _N_NODES = 8, 64
@@ -49,8 +49,10 @@ class MomentsPlan:
                 yield Block(rows, range(1), [gaussian_points(mean, covariance).to(x.dtype)])
 
 
-def moments_plan(net: nn.Module, inputs: Inputs, *, only_moments: bool, max_bytes: int | None) -> MomentsPlan:
+def moments_plan(net: nn.Module, inputs: Inputs, sampling: Sampling, *, only_moments: bool) -> MomentsPlan:
     """The plan for a perceptron with dropout; an error for any other network."""
+    if sampling.positions or sampling.ignored:
+        raise ValueError('`positions` and `ignore_modules` need method="linear" or "sampling"; got "moments".')
     direct = as_perceptron(checked_network(net), inputs.leaves[0]) if inputs.is_matrix else None
     if direct is None:
         raise ValueError(
@@ -58,7 +60,7 @@ def moments_plan(net: nn.Module, inputs: Inputs, *, only_moments: bool, max_byte
             'nn.Dropout, and rows `[row, feature]`. Use method="linear" for any other network.'
         )
     direct.profile.check_random()
-    return MomentsPlan(direct, direct.profile, only_moments, max_bytes or 256 * 2**20)
+    return MomentsPlan(direct, direct.profile, only_moments, sampling.max_bytes or 256 * 2**20)
 
 
 @torch.no_grad()

@@ -3,7 +3,7 @@
 from dropbayes.predictive.detection import Detection, detect_outliers
 from dropbayes.predictive.evaluation import Evaluation, evaluate
 from dropbayes.predictive.mixtures import Mixture
-from dropbayes.predictive.moments import Prediction, UncertaintyWarning, check_outputs, predict
+from dropbayes.predictive.moments import Prediction, UncertaintyWarning, check_outputs, outputs_by, predict
 from dropbayes.predictive.scoring import CLASS_SCORES, REGRESSION_SCORES, ClassOutcomes, RegressionOutcomes, Score
 from dropbayes.predictive.tuning import Tuning, tune_dropout
 from dropbayes.predictive.verdict import Verdict, check
@@ -27,6 +27,7 @@ __all__ = [
     "detect_outliers",
     "draw_mean",
     "evaluate",
+    "outputs_by",
     "predict",
     "tune_dropout",
 ]

@@ -19,10 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
-from dropbayes.linear.control import ControlledPlan, controlled_plan
-from dropbayes.linear.passes import Linear, OnePass, one_pass_plan
+from dropbayes.linear.control import controlled_plan
+from dropbayes.linear.passes import Linear, linear_plan
+from dropbayes.linear.perceptrons import moments_plan
 from dropbayes.predictive.prediction import Prediction
-from dropbayes.predictive.statistics import Observations, Request, Rows, RowStatistics, row_summaries, trees
+from dropbayes.predictive.statistics import AnyPlan, Observations, Request, Rows, RowStatistics, row_summaries, trees
 from dropbayes.runtime.progress import ProgressBar
 from dropbayes.runtime.validation import NOT_FINITE
 from dropbayes.sampling import (
@@ -35,6 +36,7 @@ from dropbayes.sampling import (
     UncertaintyWarning,
     as_inputs,
     check_sampling,
+    draws,
     keep_state,
     loaded_batches,
     make_plan,
@@ -152,14 +154,29 @@ def predict(
 
 def plan_by(
     method: str | Linear, net: nn.Module, inputs: Inputs, request: Request, *, only_moments: bool, **drawn: Any
-) -> Plan | ControlledPlan | OnePass:
+) -> AnyPlan:
     """The plan of a prediction by a method; `drawn` has the keys and the masks of draws, and the settings."""
     if method == "sampling":
         return make_plan(net, inputs, moments_only=only_moments, **drawn)
     if method == "controlled" and only_moments:
         return controlled_plan(net, inputs, **drawn)
-    tensor, sampling = request.likelihood_tensor, drawn["sampling"]
-    return one_pass_plan(net, inputs, method, sampling=sampling, tensor=tensor, only_moments=only_moments)
+    if method == "moments":
+        return moments_plan(net, inputs, drawn["sampling"], only_moments=only_moments)
+    options = Linear() if method == "linear" else method
+    if not isinstance(options, Linear):
+        raise ValueError(f'`method` must be "sampling", "linear" or "moments"; got {method!r}.')
+    plan = linear_plan(net, inputs, drawn["sampling"])
+    place = request.likelihood_tensor(plan.profile)
+    return replace(plan, options=options, judged=place, only_moments=only_moments)
+
+
+def outputs_by(method: str | Linear, net: nn.Module, x: PyTree, *, n_draws: int, seed: int) -> PyTree:
+    """Draws of a network, or, by a method without draws, fixed points of each row's output in their place."""
+    if method == "sampling":
+        return draws(net, x, n_draws=n_draws, seed=seed)
+    inputs = as_inputs(x, net)
+    plan = plan_by(method, net, inputs, Request(), only_moments=False, sampling=Sampling())
+    return torch.cat([block.outputs[0] for block in plan.run(inputs)], 1)
 
 
 def mask_keys(n_draws: Any, seed: int, sampling: Sampling) -> Keys:

@@ -12,7 +12,8 @@ from torch.utils._pytree import PyTree
 
 from dropbayes.likelihoods import ClassLikelihood, Gaussian, Likelihood
 from dropbayes.linear.control import ControlledPlan
-from dropbayes.linear.passes import OnePass
+from dropbayes.linear.passes import LinearPlan
+from dropbayes.linear.perceptrons import MomentsPlan
 from dropbayes.runtime.validation import check_probability
 from dropbayes.sampling import Block, Inputs, Mean, Moments, Plan, Profile, move_row_axis, result_dtype
 
@@ -23,6 +24,8 @@ DRAWS_FIRST = ("draws", "quantiles")
 
 Observations = Likelihood | Mapping[str, Likelihood | None] | Sequence[Likelihood | None]
 """A likelihood, or one for each tensor of the network's output, in its structure."""
+AnyPlan = Plan | ControlledPlan | LinearPlan | MomentsPlan
+"""The plan of a prediction: how the outputs of its rows are made, by draws or without."""
 Rows = list[dict[str, Tensor]]
 """The statistics of some rows by name, for each tensor of the output that is summarised."""
 
@@ -187,7 +190,7 @@ class RowStatistics:
 
 
 def row_summaries(
-    plans: Sequence[Plan | ControlledPlan | OnePass], inputs: Inputs, first_row: int, request: Request
+    plans: Sequence[AnyPlan], inputs: Inputs, first_row: int, request: Request
 ) -> Iterator[tuple[int, Rows | None]]:
     """The number of rows of each block, and their statistics; over the draws of all plans, those of an ensemble."""
     for n_rows, blocks in _row_blocks(plans, inputs, first_row):
@@ -205,9 +208,7 @@ def row_summaries(
             yield n_rows, [one.results() for one in statistics.values()]
 
 
-def _row_blocks(
-    plans: Sequence[Plan | ControlledPlan | OnePass], inputs: Inputs, first_row: int
-) -> Iterator[tuple[int, Iterator[Block]]]:
+def _row_blocks(plans: Sequence[AnyPlan], inputs: Inputs, first_row: int) -> Iterator[tuple[int, Iterator[Block]]]:
     """The number of some rows, and the blocks of all draws of theirs."""
     if len(plans) == 1:
         runs = itertools.groupby(plans[0].run(inputs, first_row=first_row), lambda block: block.rows)

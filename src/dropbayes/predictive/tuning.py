@@ -22,7 +22,7 @@ from torch.utils._pytree import PyTree
 from dropbayes.layers.conversion import add_dropout
 from dropbayes.layers.structure import hook_keep_prob
 from dropbayes.likelihoods import Gaussian, Likelihood, output_tensor
-from dropbayes.linear.passes import Linear, linear_plan
+from dropbayes.linear.passes import linear_plan
 from dropbayes.linear.points import standard_points
 from dropbayes.predictive.evaluation import checked_targets, fitted_noise
 from dropbayes.predictive.next_tokens import NextTokens, text_densities, text_inputs
@@ -209,7 +209,7 @@ class Parts:
         self, net: nn.Module, held: HeldOut, settings: Mapping[str, str], sampling: Sampling, *, per_unit: bool = False
     ) -> None:
         inputs = as_inputs(held.inputs, net, row_axis=sampling.row_axis)
-        plan = linear_plan(net, inputs, Linear(), sampling)
+        plan = linear_plan(net, inputs, sampling)
         n_outputs = plan.only_size()
         if per_unit and not isinstance(held.likelihood, Gaussian):
             raise ValueError(f'`per` "unit" needs a Gaussian likelihood; got {held.likelihood!r}. Use per="layer".')

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from dropbayes.estimators.ensembles import Ensemble
 from dropbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood, output_tensor
-from dropbayes.linear import outputs_by
-from dropbayes.predictive import Mixture, RegressionOutcomes, draw_mean
+from dropbayes.predictive import Mixture, RegressionOutcomes, draw_mean, outputs_by
 from dropbayes.runtime.arrays import NumpyArray, round_digits
 from dropbayes.runtime.progress import ProgressBar
 from dropbayes.scores import information
