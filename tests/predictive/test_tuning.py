@@ -336,3 +336,17 @@ def test_a_text_has_one_rate_for_the_whole_network(fitted):
     assert list(tuning.tried) == [0.3]
     with pytest.raises(ValueError, match=r"`per` must be \"network\", or, with outcomes"):
         tune_dropout(*fitted, per="layer")
+
+
+def test_a_rate_is_set_where_it_stands_and_nothing_else_of_its_dropout_changes():
+    """Of attached dropout its units stay; of an attention with one rate both its masks have the new one."""
+    net = Module(lambda m, x: m.head(m.att(x, x, x)[0].mean(1)), head=nn.Linear(4, 1),
+                 att=nn.MultiheadAttention(4, 2, dropout=0.2, batch_first=True))  # fmt: skip
+    torch.manual_seed(0)
+    x, net = torch.randn(30, 5, 4), db.add_dropout(net, 0.2, units="element")
+    options = {"per": "network", "drop_probs": (0.1,), "tolerance": 10.0, "n_draws": 10}
+    tuning = tune_dropout(net, x, torch.randn(30, 1), **options)
+    assert {site.drop_prob for site in db.sites(tuning.network, x)} == {0.1}
+    assert [site.shape for site in db.sites(tuning.network, x)] == [site.shape for site in db.sites(net, x)]
+    (hook,) = tuning.network.head._forward_pre_hooks.values()
+    assert hook.units == "element" and {site.drop_prob for site in db.sites(net, x)} == {0.2}

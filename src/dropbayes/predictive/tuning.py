@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
 from dropbayes.layers.conversion import add_dropout
-from dropbayes.layers.structure import hook_keep_prob
 from dropbayes.likelihoods import Gaussian, Likelihood, output_tensor
 from dropbayes.linear.passes import linear_plan
 from dropbayes.linear.points import standard_points
@@ -206,7 +205,13 @@ class Parts:
     """The covariance of a network's outputs due to each layer, or to each unit, for a mask of variance 1."""
 
     def __init__(
-        self, net: nn.Module, held: HeldOut, settings: Mapping[str, str], sampling: Sampling, *, per_unit: bool = False
+        self,
+        net: nn.Module,
+        held: HeldOut,
+        settings: Mapping[str, float],
+        sampling: Sampling,
+        *,
+        per_unit: bool = False,
     ) -> None:
         inputs = as_inputs(held.inputs, net, row_axis=sampling.row_axis)
         plan = linear_plan(net, inputs, sampling)
@@ -225,7 +230,7 @@ class Parts:
             found: dict[str | None, Any] = dict.fromkeys(settings, 0) | {None: self.mean.new_zeros(1, *shape[1:])}
             for site, slope in linear.slopes():
                 path = None
-                if site.drop_prob is not None and _setting(net, site) is not None:
+                if site.drop_prob is not None and site.drop_prob == settings.get(site.path):
                     path, slope = site.path, slope * ((1 - site.drop_prob) / site.drop_prob) ** 0.5
                 form = "kru,lru->urkl" if per_unit and path is not None else "kru,lru->rkl"
                 found[path] = found[path] + torch.einsum(form, slope, slope).view(shape)
@@ -303,9 +308,13 @@ def _drop_units(drop_probs: Tensor, layer: nn.Module, args: tuple[Any, ...]) -> 
     return dropped, *args[1:]
 
 
-def _settings(net: nn.Module, sites: Iterable[Site]) -> dict[str, str]:
-    """The settings of the sites that have one, by the names of their modules."""
-    found = {site.path: setting for site in sites if (setting := _setting(net, site)) is not None}
+def _settings(net: nn.Module, sites: Iterable[Site]) -> dict[str, float]:
+    """The drop probabilities that can be set, by the names of their modules."""
+    found: dict[str, float] = {}
+    for site in sites:
+        rate = site.drop_prob if site.is_random and "alpha" not in site.kind else None  # whose mean depends on it
+        if rate is not None and any(_holders(net.get_submodule(site.path), rate)):
+            found[site.path] = rate
     if not found:
         raise ValueError(
             "`net` must have a dropout module whose probability can be set; it has none. Write nn.Dropout in place "
@@ -314,29 +323,21 @@ def _settings(net: nn.Module, sites: Iterable[Site]) -> dict[str, str]:
     return found
 
 
-def _setting(net: nn.Module, site: Site) -> str | None:
-    """The attribute of a site's module that is its drop probability; "" if `add_dropout` sets it, None if none does."""
-    if not site.is_random or site.drop_prob is None or "alpha" in site.kind:  # whose mean depends on the probability
-        return None
-    module = net.get_submodule(site.path)
-    if hook_keep_prob(module) is not None or hasattr(module, "has_added_masks"):
-        return ""
-    names = ("p", "drop_prob", "dropout")  # of torch's and timm's modules
-    return next((name for name in names if getattr(module, name, None) == site.drop_prob), None)
+def _holders(module: nn.Module, drop_prob: float) -> Iterator[tuple[Any, str]]:
+    """The objects, and their attributes, that hold a drop probability: a module, and the hooks of `add_dropout`."""
+    hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+    owners = (module, *(getattr(hook, "__self__", hook) for hook in hooks))
+    names = ("p", "drop_prob", "recurrent_drop_prob", "dropout")  # of our, torch's and timm's modules
+    return ((owner, name) for owner in owners for name in names if getattr(owner, name, None) == drop_prob)
 
 
-def _with_rates(net: nn.Module, settings: Mapping[str, str], drop_probs: Rates) -> nn.Module:
+def _with_rates(net: nn.Module, settings: Mapping[str, float], drop_probs: Rates) -> nn.Module:
     """A copy of the network with other drop probabilities, by the names of its modules, over the same weights."""
     net = copy.deepcopy(net, {id(tensor): tensor for tensor in itertools.chain(net.parameters(), net.buffers())})
-    attached: dict[float, list[str]] = {}
     for path, rate in drop_probs.items():
         module, alike = net.get_submodule(path), 0.0 if isinstance(rate, Tensor) else rate
+        for owner, name in _holders(module, settings[path]):
+            setattr(owner, name, alike)
         if isinstance(rate, Tensor):
             module.register_forward_pre_hook(functools.partial(_drop_units, rate))
-        if settings[path]:
-            setattr(module, settings[path], alike)
-        else:
-            attached.setdefault(alike, []).append(path)
-    for rate, paths in attached.items():
-        net = add_dropout(net, rate, where=paths, copy=False)
     return net
