@@ -157,11 +157,11 @@ def explain(
             f"`output` must be one of the {n_outputs} numbers of a row's output, which is one tensor; got "
             f"{output!r} for {len(plan.sizes)} tensors. Pass a network that returns the tensor to explain."
         )
-    chosen = None
     if output == "largest":
         chosen = torch.cat([linear.output.argmax(1, keepdim=True) for _, (linear,) in plan.linearised(inputs)])
-    elif output is not None:
-        chosen = torch.full((inputs.n_rows, 1), output, device=inputs.device)
+    else:
+        every = torch.arange(n_outputs, device=inputs.device).expand(inputs.n_rows, -1)
+        chosen = every if output is None else every[:, [output]]
     sites, shares = _unit_shares(plan, inputs, chosen)
     by_feature = None
     if len(inputs.leaves) == 1 and inputs.leaves[0].is_floating_point() and not inputs.is_one_row:
@@ -176,7 +176,7 @@ def explain(
     return found
 
 
-def _unit_shares(plan: LinearPlan, inputs: Inputs, chosen: Tensor | None) -> tuple[tuple[Site, ...], list[Tensor]]:
+def _unit_shares(plan: LinearPlan, inputs: Inputs, chosen: Tensor) -> tuple[tuple[Site, ...], list[Tensor]]:
     """The sites, and the share of each of their units, in the shape of a row's mask."""
     blocks = []
     for rows, (linear,) in plan.linearised(inputs, chosen):
@@ -223,7 +223,7 @@ def shapley(value: Callable[[Tensor], Tensor], x: Tensor, baseline: Tensor, *, c
     return torch.cat(shares)
 
 
-def _feature_shares(plan: LinearPlan, inputs: Inputs, baseline: Tensor | None, chosen: Tensor | None) -> Tensor:
+def _feature_shares(plan: LinearPlan, inputs: Inputs, baseline: Tensor | None, chosen: Tensor) -> Tensor:
     """What each number of the input adds to the variance of the baseline; of a table by Shapley's rule."""
     x = inputs.leaves[0].detach().movedim(inputs.axes[0] or 0, 0)
     start = x.mean(0) if baseline is None else torch.as_tensor(baseline, device=x.device).to(x)
@@ -234,19 +234,19 @@ def _feature_shares(plan: LinearPlan, inputs: Inputs, baseline: Tensor | None, c
     if not inputs.is_matrix or x.shape[1] > MAX_SHAPLEY_FEATURES:
         return _first_order(plan, inputs, chosen) * (x - (start.mean(0) if start.dim() == x.dim() else start))
     shares = torch.zeros_like(x)
-    for output in [None] if chosen is None else chosen.unique().tolist():
+    for numbers in chosen.unique(dim=0):
 
-        def variance(mixed: Tensor, output: int | None = output) -> Tensor:
-            same = None if output is None else torch.full((len(mixed), 1), output, device=mixed.device)
-            blocks = plan.linearised(replace(inputs, leaves=(mixed,), n_rows=len(mixed)), same)
+        def variance(mixed: Tensor, numbers: Tensor = numbers) -> Tensor:
+            rows = replace(inputs, leaves=(mixed,), n_rows=len(mixed))
+            blocks = plan.linearised(rows, numbers.expand(len(mixed), -1))
             return torch.cat([linear.variance().sum(1) for _, (linear,) in blocks])
 
-        rows: Any = slice(None) if chosen is None else chosen[:, 0] == output
+        rows = (chosen == numbers).all(1)
         shares[rows] = shapley(variance, x[rows], start).to(x)
     return shares
 
 
-def _first_order(plan: LinearPlan, inputs: Inputs, chosen: Tensor | None) -> Tensor:
+def _first_order(plan: LinearPlan, inputs: Inputs, chosen: Tensor) -> Tensor:
     """The derivative of the variance by each number of the input."""
     leaf = inputs.leaves[0].detach().clone().requires_grad_()
     slopes = []

@@ -149,7 +149,7 @@ def linear_plan(net: nn.Module, inputs: Inputs, sampling: Sampling) -> LinearPla
     own, known = {site.kind for site in plan.profile.sites if site.is_random} - MASK_KINDS, plan.inspection.strategies
     if own and "check" not in known:
         few = inputs if inputs.is_one_row else inputs.block(0, min(inputs.n_rows, 4))
-        known["check"] = _compared(plan, net, few, 40, 0, sampling)
+        known["check"] = _compared(plan, net, few, n_draws=40, seed=0)
     if own and (abs(known["check"].ratio - 1) > 1 / 3 or known["check"].mean_error > 1):  # more than chance
         what = f"`net` draws its own random numbers ({', '.join(sorted(own))}), and its output is not linear in them."
         warnings.warn(f"{what} {known['check']}.", UncertaintyWarning, stacklevel=2)
@@ -222,14 +222,12 @@ def check_linear(
 ) -> LinearCheck:
     """By how much the linear method is off, judged by a few draws of the same rows."""
     inputs = as_inputs(x, net, row_axis=sampling.row_axis)
-    return _compared(_unchecked_plan(net, inputs, sampling), net, inputs, n_draws, seed, sampling)
+    return _compared(_unchecked_plan(net, inputs, sampling), net, inputs, n_draws, seed)
 
 
-def _compared(
-    plan: LinearPlan, net: nn.Module, inputs: Inputs, n_draws: int, seed: int, sampling: Sampling
-) -> LinearCheck:
-    keys, pairs = Keys(seed, n_draws, sampling.sampler), []
-    sampled, _ = make_plan(net, inputs, keys=keys, masks="row", sampling=sampling).collected(inputs)
+def _compared(plan: LinearPlan, net: nn.Module, inputs: Inputs, n_draws: int, seed: int) -> LinearCheck:
+    keys, pairs = Keys(seed, n_draws, plan.sampling.sampler), []
+    sampled, _ = make_plan(net, inputs, keys=keys, masks="row", sampling=plan.sampling).collected(inputs)
     for rows, outputs in plan.linearised(inputs):
         for linear, all_rows in zip(outputs, sampled, strict=True):
             some = all_rows[:, rows.start : rows.stop]

@@ -18,14 +18,7 @@ from dropbayes.tracing import Site, SiteNames, neutral_uniform
 MASK_KINDS = {"dropout", "feature_dropout", "attention", "recurrent"}
 """The kinds of sites that multiply by a mask."""
 
-_HARD = {
-    getattr(owner, name + suffix): name
-    for name in ("argmax", "argmin", "ceil", "floor", "heaviside", "round", "sign", "trunc")
-    for owner in (torch, Tensor)
-    for suffix in ("", "_")
-    if hasattr(owner, name + suffix)
-}
-"""The operations without a derivative, by name; looked up at every operation of a network."""
+_HARD = {"argmax", "argmin", "ceil", "floor", "heaviside", "round", "sign", "trunc"}  # without a derivative
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +82,7 @@ class SiteVariables(SiteSource):
     def chooses(self, site: Variable, operation: str) -> None:
         # What a mask multiplies may be ordered or compared, which has derivatives nearly everywhere; a uniform may not.
         orders = operation in ("argsort", "ge", "gt", "le", "lt", "multinomial", "sort", "topk")
-        hard = orders or operation in _HARD.values() or operation.startswith("rand")
+        hard = orders or operation in _HARD or operation.startswith("rand")
         if site in self.variables and not hard:  # a function of the numbers, not of a comparison
             return
         raise NotImplementedError(
@@ -98,9 +91,10 @@ class SiteVariables(SiteSource):
         )
 
     def after(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        if func in _HARD and args and isinstance(args[0], Tensor) and args[0].requires_grad:
+        name = getattr(func, "__name__", "").strip("_")  # also in place
+        if name in _HARD and args and isinstance(args[0], Tensor) and args[0].requires_grad:
             raise NotImplementedError(
-                f"`net` takes {_HARD[func]} of numbers that depend on its dropout: a hard choice, which "
+                f"`net` takes {name} of numbers that depend on its dropout: a hard choice, which "
                 'has no derivative. Predict with method="sampling".'
             )
 
