@@ -8,10 +8,11 @@ from torch import nn
 
 import dropbayes as db
 from dropbayes.language import heads, last_blocks
+from dropbayes.layers.conversion import settable_drop_probs
 from dropbayes.linear import covariance
 from dropbayes.predictive import tune_dropout
 from dropbayes.predictive.evaluation import fitted_noise
-from dropbayes.predictive.tuning import HeldOut, Parts, _settings
+from dropbayes.predictive.tuning import HeldOut, Parts
 from tests.language.tiny_models import tiny_model
 from tests.predictive.small_problem import numbers, trained
 from tests.sampling.zoo.specimens import Module
@@ -145,7 +146,7 @@ def test_the_covariance_is_the_weighted_sum_of_the_layers():
                         nn.Linear(8, 2)).double()  # fmt: skip
     x = torch.randn(6, 2, dtype=torch.float64)
     held = HeldOut(net, x, torch.zeros(6, 2), None)
-    parts = Parts(net, held, _settings(net, db.sites(net, x)), db.Sampling())
+    parts = Parts(net, held, settable_drop_probs(net, db.sites(net, x)), db.Sampling())
     assert list(parts.settings) == ["2", "5"]
     net[2].p, net[5].p = 0.1, 0.3
     ratios = torch.tensor([0.1 / 0.9, 0.3 / 0.7], dtype=torch.float64)

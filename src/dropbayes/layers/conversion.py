@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -21,6 +21,7 @@ from dropbayes.layers import hooks, recurrent
 from dropbayes.layers.noise import check_drop_prob
 from dropbayes.layers.structure import (
     hook_keep_prob,
+    hook_owners,
     is_bias,
     is_dropout,
     keep_probs,
@@ -28,6 +29,10 @@ from dropbayes.layers.structure import (
     states_keep_probs,
     weight_layers,
 )
+from dropbayes.tracing import Site, draw_or_mean
+
+Rates = Mapping[str, float | Tensor]
+"""The drop probability of each module, or of each unit of its input, by the name of the module."""
 
 # The layers that get masks of their own for a whole sequence, and the namesakes they become.
 _RECURRENT: dict[type[nn.Module], type[nn.Module]] = {
@@ -204,8 +209,7 @@ def add_dropout(
     check_drop_prob(drop_prob)
     if units not in ("channel", "element"):
         raise ValueError(f'`units` must be "channel" or "element"; got {units!r}.')
-    tensors = () if copy else itertools.chain(net.parameters(), net.buffers())
-    result = deepcopy(net, {id(tensor): tensor for tensor in tensors})
+    result = _copied(net, weights=copy)
     names = set() if where is None or callable(where) else {where} if isinstance(where, str) else set(where)
     unknown = names - dict(result.named_modules()).keys()
     if unknown:
@@ -239,6 +243,12 @@ def add_dropout(
     if any(_has_added_masks(module) for module in result.modules() if module is not result):
         recurrent.share_masks(result)
     return result
+
+
+def _copied(net: nn.Module, *, weights: bool) -> nn.Module:
+    """A copy of the network: of its weights too, or over the same parameters and buffers."""
+    shared = () if weights else itertools.chain(net.parameters(), net.buffers())
+    return deepcopy(net, {id(tensor): tensor for tensor in shared})
 
 
 def _warn_of_layers(layers: list[tuple[str, nn.Module]], drop_prob: float, row_axis: int | None) -> None:
@@ -318,3 +328,44 @@ def _detach(layer: nn.Module) -> None:
         for key, hook in list(attached.items()):
             if isinstance(getattr(hook, "__self__", hook), hooks.AttachedDropout):
                 del attached[key]
+
+
+def settable_drop_probs(net: nn.Module, sites: Iterable[Site]) -> dict[str, float]:
+    """The drop probabilities of a network that can be set, by the names of their modules."""
+    found: dict[str, float] = {}
+    for site in sites:
+        rate = site.drop_prob if site.is_random and "alpha" not in site.kind else None  # whose mean depends on it
+        if rate is not None and any(_holders(net.get_submodule(site.path), rate)):
+            found[site.path] = rate
+    if not found:
+        raise ValueError(
+            "`net` must have a dropout module whose probability can be set; it has none. Write nn.Dropout in place "
+            "of nn.functional.dropout, or use dropbayes.add_dropout."
+        )
+    return found
+
+
+def with_drop_probs(net: nn.Module, present: Mapping[str, float], drop_probs: Rates, *, copy: bool) -> nn.Module:
+    """A copy of the network with other drop probabilities in place of the present ones; `copy` as in `add_dropout`."""
+    net = _copied(net, weights=copy)
+    for path, rate in drop_probs.items():
+        module, alike = net.get_submodule(path), 0.0 if isinstance(rate, Tensor) else rate
+        for owner, name in _holders(module, present[path]):
+            setattr(owner, name, alike)
+        if isinstance(rate, Tensor):
+            module.register_forward_pre_hook(functools.partial(_drop_units, rate))
+    return net
+
+
+def _holders(module: nn.Module, drop_prob: float) -> Iterator[tuple[Any, str]]:
+    """The objects, and their attributes, that hold a drop probability: a module, and the hooks of `add_dropout`."""
+    names = ("p", "drop_prob", "recurrent_drop_prob", "dropout")  # of our, torch's and timm's modules
+    owners = (module, *hook_owners(module))
+    return ((owner, name) for owner in owners for name in names if getattr(owner, name, None) == drop_prob)
+
+
+def _drop_units(drop_probs: Tensor, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A forward pre-hook: each unit of the layer's input is dropped with a probability of its own."""
+    x, keep = args[0], 1 - drop_probs.to(args[0])
+    dropped = draw_or_mean(lambda: x * torch.bernoulli(keep.expand_as(x)) / keep, x, training=layer.training)
+    return dropped, *args[1:]

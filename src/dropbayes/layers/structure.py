@@ -134,11 +134,15 @@ def parameter_value(module: nn.Module, name: str) -> Tensor:
     return hook.compute_weight(module, **options)
 
 
+def hook_owners(module: nn.Module) -> Iterator[Any]:
+    """The objects whose methods, or who themselves, are hooks of the module: such as those of `add_dropout`."""
+    hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+    return (getattr(hook, "__self__", hook) for hook in hooks)
+
+
 def hook_keep_prob(module: nn.Module) -> float | None:
     """The keep probability that a hook of the module (`add_dropout`) states for its input."""
-    hooks: tuple[Any, ...] = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
-    owners = (getattr(hook, "__self__", hook) for hook in hooks)
-    return next((owner.keep_prob for owner in owners if hasattr(owner, "keep_prob")), None)
+    return next((owner.keep_prob for owner in hook_owners(module) if hasattr(owner, "keep_prob")), None)
 
 
 def keep_probs_by_order(net: nn.Module) -> dict[str, float]:

@@ -7,11 +7,9 @@ largest held-out likelihood, and the noise with them, are found in seconds, with
 
 from __future__ import annotations
 
-import copy
-import functools
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -19,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
-from dropbayes.layers.conversion import add_dropout
+from dropbayes.layers.conversion import Rates, add_dropout, settable_drop_probs, with_drop_probs
 from dropbayes.likelihoods import Gaussian, Likelihood, output_tensor
 from dropbayes.linear.passes import linear_plan
 from dropbayes.linear.points import standard_points
@@ -27,16 +25,14 @@ from dropbayes.predictive.evaluation import checked_targets, fitted_noise
 from dropbayes.predictive.next_tokens import NextTokens, text_densities, text_inputs
 from dropbayes.runtime.arrays import Array
 from dropbayes.runtime.formatting import Printed, Table
-from dropbayes.sampling import Sampling, Site, as_inputs, draws, evaluation_output, sites
+from dropbayes.runtime.validation import random_generator
+from dropbayes.sampling import Sampling, as_inputs, draws, evaluation_output, sites
 from dropbayes.scores.averages import standard_error
-from dropbayes.tracing import draw_or_mean
 
 MAX_RATIO = 1.0
 """The largest variance p / (1 - p) of a mask that is tried: beyond p = 0.5 the linear method is poor."""
 
 _UNIT_STEPS = (0, 3, 7, 20, 70)  # from the rates of layers to those of units, by and by
-
-Rates = Mapping[str, float | Tensor]
 
 
 @dataclass(frozen=True)
@@ -62,13 +58,11 @@ class Tuning(Printed):
         """The log-likelihood of what was tried, and the rates."""
         tried = {f"drop_prob {p:g}": value for p, value in self.tried.items()} or {"tuned": self.log_likelihood}
         scores = {"without dropout": self.plain_log_likelihood, **tried}
-        rates = {
-            name: f"{rate.min():.3g} to {rate.max():.3g}" if isinstance(rate, Tensor) else f"{rate:.3g}"
-            for name, rate in self.drop_probs.items()
-        }
-        notes = [f"{name or '(network)'}: drop_prob {text}" for name, text in rates.items()]
-        if self.tried:
-            notes = [f"chosen: drop_prob {text}" for text in set(rates.values())]
+        rates = {}  # of a whole network all are the same
+        for name, rate in self.drop_probs.items():
+            text = f"{rate.min():.3g} to {rate.max():.3g}" if isinstance(rate, Tensor) else f"{rate:.3g}"
+            rates["chosen" if self.tried else name or "(network)"] = text
+        notes = [f"{name}: drop_prob {text}" for name, text in rates.items()]
         notes.append(f"gain: {self.gain:+.4f} ± {self.standard_error:.4f}")
         return Table(
             f"held-out log-likelihood, nats per {'row' if self.likelihood else 'token'}",
@@ -135,40 +129,38 @@ def tune_dropout(
     held = HeldOut(net, x, y, likelihood)
     has_dropout = where is None and any(site.is_random for site in sites(net, held.inputs, sampling=sampling))
     base = net if has_dropout else add_dropout(net, 0.1, where=where, copy=False)
-    settings = _settings(base, sites(base, held.inputs, sampling=sampling))
+    settings = settable_drop_probs(base, sites(base, held.inputs, sampling=sampling))
 
     def drawn(rates: Rates) -> tuple[Rates, Tensor]:
         """The rates, and the draws of the network with them."""
         if not any(rate.any() if isinstance(rate, Tensor) else rate for rate in rates.values()):
             return rates, held.plain[None]
-        return rates, held.draws(_with_rates(base, settings, rates), n_draws, seed, sampling)
+        return rates, held.draws(with_drop_probs(base, settings, rates, copy=False), n_draws, seed, sampling)
 
     alike = [drawn(dict.fromkeys(settings, p)) for p in sorted(drop_probs) if per == "network"]
     parts = None if alike else Parts(base, held, settings, sampling, per_unit=per == "unit")
 
-    def fits(rows: Tensor) -> Iterable[tuple[Rates, Tensor]]:
-        return alike if parts is None else map(drawn, parts.fit(rows))
+    def fits(rows: Tensor) -> Iterator[tuple[Rates, Tensor]]:
+        yield drawn({})
+        yield from alike if parts is None else map(drawn, parts.fit(rows))
 
-    generator = torch.Generator("cpu").manual_seed(seed)
-    order = torch.randperm(len(held.plain), generator=generator, device="cpu").to(held.plain.device)
+    order = torch.randperm(len(held.plain), generator=random_generator(seed), device="cpu").to(held.plain.device)
     folds = [order[fold::3] for fold in range(3)]
     judged = []
     for number, unseen in enumerate(folds):
         rows = torch.cat([*folds[:number], *folds[number + 1 :]])
-        outputs = [held.plain[None], *(sampled for _, sampled in fits(rows))]
-        judged.append(torch.stack([held.judged(one, rows)[1][unseen] for one in outputs]))
+        judged.append(torch.stack([held.judged(sampled, rows)[1][unseen] for _, sampled in fits(rows)]))
     scores = torch.cat(judged, 1)  # of the plain network, and of each fit
-    plain, *means = scores.mean(1).tolist()
-    allowed = [k for k, mean in enumerate(means) if (mean > plain if tolerance is None else mean >= plain - tolerance)]
-    best = max(allowed or range(len(means)), key=means.__getitem__ if tolerance is None else None)
-    error = float(standard_error(scores[1 + best] - scores[0]))
-    tried = dict(zip(sorted(drop_probs), means, strict=True)) if alike else {}
-    if not allowed:
-        return Tuning({}, held.judged(held.plain[None], order)[0], plain, plain, error, tried, net)
-    rates, sampled = next(itertools.islice(fits(order), best, None))
-    network = _with_rates(base, settings, rates)
-    network = network if y is None else copy.deepcopy(network)
-    return Tuning(rates, held.judged(sampled, order)[0], means[best], plain, error, tried, network)
+    means = scores.mean(1).tolist()
+    plain, fitted = means[0], range(1, len(means))
+    allowed = [k for k in fitted if (means[k] > plain if tolerance is None else means[k] >= plain - tolerance)]
+    best = max(allowed or fitted, key=means.__getitem__ if tolerance is None else None)
+    error = float(standard_error(scores[best] - scores[0]))
+    tried = dict(zip(sorted(drop_probs), means[1:], strict=True)) if alike else {}
+    chosen = best if allowed else 0
+    rates, sampled = next(itertools.islice(fits(order), chosen, None))
+    network = with_drop_probs(base, settings, rates, copy=y is not None) if rates else net
+    return Tuning(rates, held.judged(sampled, order)[0], means[chosen], plain, error, tried, network)
 
 
 class HeldOut:
@@ -205,13 +197,7 @@ class Parts:
     """The covariance of a network's outputs due to each layer, or to each unit, for a mask of variance 1."""
 
     def __init__(
-        self,
-        net: nn.Module,
-        held: HeldOut,
-        settings: Mapping[str, float],
-        sampling: Sampling,
-        *,
-        per_unit: bool = False,
+        self, net: nn.Module, held: HeldOut, settings: dict[str, float], sampling: Sampling, *, per_unit: bool = False
     ) -> None:
         inputs = as_inputs(held.inputs, net, row_axis=sampling.row_axis)
         plan = linear_plan(net, inputs, sampling)
@@ -299,45 +285,3 @@ def _weights(parts: Tensor, fixed: Tensor, errors: Tensor, start: Tensor, n_step
         factors = (parts @ (errors / variance.square())) / (parts @ (1 / variance)).clamp(min=1e-300)
         weights = (weights * factors.sqrt()).minimum(most)
     return weights
-
-
-def _drop_units(drop_probs: Tensor, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A forward pre-hook: each unit of the layer's input is dropped with a probability of its own."""
-    x, keep = args[0], 1 - drop_probs.to(args[0])
-    dropped = draw_or_mean(lambda: x * torch.bernoulli(keep.expand_as(x)) / keep, x, training=layer.training)
-    return dropped, *args[1:]
-
-
-def _settings(net: nn.Module, sites: Iterable[Site]) -> dict[str, float]:
-    """The drop probabilities that can be set, by the names of their modules."""
-    found: dict[str, float] = {}
-    for site in sites:
-        rate = site.drop_prob if site.is_random and "alpha" not in site.kind else None  # whose mean depends on it
-        if rate is not None and any(_holders(net.get_submodule(site.path), rate)):
-            found[site.path] = rate
-    if not found:
-        raise ValueError(
-            "`net` must have a dropout module whose probability can be set; it has none. Write nn.Dropout in place "
-            "of nn.functional.dropout, or use dropbayes.add_dropout."
-        )
-    return found
-
-
-def _holders(module: nn.Module, drop_prob: float) -> Iterator[tuple[Any, str]]:
-    """The objects, and their attributes, that hold a drop probability: a module, and the hooks of `add_dropout`."""
-    hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
-    owners = (module, *(getattr(hook, "__self__", hook) for hook in hooks))
-    names = ("p", "drop_prob", "recurrent_drop_prob", "dropout")  # of our, torch's and timm's modules
-    return ((owner, name) for owner in owners for name in names if getattr(owner, name, None) == drop_prob)
-
-
-def _with_rates(net: nn.Module, settings: Mapping[str, float], drop_probs: Rates) -> nn.Module:
-    """A copy of the network with other drop probabilities, by the names of its modules, over the same weights."""
-    net = copy.deepcopy(net, {id(tensor): tensor for tensor in itertools.chain(net.parameters(), net.buffers())})
-    for path, rate in drop_probs.items():
-        module, alike = net.get_submodule(path), 0.0 if isinstance(rate, Tensor) else rate
-        for owner, name in _holders(module, settings[path]):
-            setattr(owner, name, alike)
-        if isinstance(rate, Tensor):
-            module.register_forward_pre_hook(functools.partial(_drop_units, rate))
-    return net
