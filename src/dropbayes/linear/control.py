@@ -25,17 +25,10 @@ class ControlledPlan:
 
     drawn: Plan
     linear: LinearPlan
+    profile: Profile
+    method: str
 
     exact = False  # draws are made
-
-    @property
-    def profile(self) -> Profile:
-        return self.drawn.profile
-
-    @property
-    def method(self) -> str:
-        """The method in words."""
-        return f"controlled, {self.drawn.method}"
 
     def run(self, inputs: Inputs, *, first_row: int = 0) -> Iterator[Block]:
         """The rows block by block: one draw, the mean, with its variance."""
@@ -69,7 +62,7 @@ def controlled_plan(
             '`method` "controlled" needs a network that takes its rows as a batch and multiplies by its masks, so that '
             f'its linear part is known under each draw; got {what}. Use method="sampling".'
         )
-    return ControlledPlan(replace(drawn, moments_only=False), linear)
+    return ControlledPlan(replace(drawn, moments_only=False), linear, drawn.profile, f"controlled, {drawn.method}")
 
 
 def _corrected(drawn: Tensor, linear: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:

@@ -58,13 +58,9 @@ class Linearisation:
         def summarised(direction: Tensor) -> PyTree:
             found: Iterable[Tensor] = map(torch.zeros_like, values)  # of a constant
             if output.requires_grad:
+                of_rows = direction.expand_as(output)  # the same for every row
                 found = torch.autograd.grad(
-                    output,
-                    values,
-                    direction.expand_as(output),  # the same for every row
-                    retain_graph=True,
-                    create_graph=self.twice,
-                    materialize_grads=True,
+                    output, values, of_rows, retain_graph=True, create_graph=self.twice, materialize_grads=True
                 )
             pairs = zip(self.variables, found, strict=True)  # a network may be on several devices
             return summary([self._by_row(variable, one.to(output.device)) for variable, one in pairs])
@@ -144,10 +140,7 @@ class Linearisation:
 def linearise(
     inspection: Inspection, inputs: Inputs, sampling: Sampling, at_once: int, twice: bool = False
 ) -> list[Linearisation]:
-    """The linearisation of each tensor of the output, of all rows as one batch.
-
-    With `twice`, gradients have derivatives by the input.
-    """
+    """Each tensor of the output, linearised, of all rows as one batch; `twice` for derivatives by the input as well."""
     profile, at_sites = inspection.profile, inspection.strategies.get("at sites")
     net = at_sites or inspection.network()
     source = SiteVariables(profile, SiteNames(net), sampling.ignored, tied=sampling.positions == "tied")

@@ -162,27 +162,26 @@ def explain(
     else:
         every = torch.arange(n_outputs, device=inputs.device).expand(inputs.n_rows, -1)
         chosen = every if output is None else every[:, [output]]
-    sites, shares = _unit_shares(plan, inputs, chosen)
+    units = _unit_shares(plan, inputs, chosen)
     by_feature = None
     if len(inputs.leaves) == 1 and inputs.leaves[0].is_floating_point() and not inputs.is_one_row:
         by_feature = _feature_shares(plan, inputs, baseline, chosen)
-    by_position = _position_shares(sites, shares) if positions else None
-    by_unit = tuple(map(_without_row_axis, sites, shares))
+    by_position = _position_shares(units) if positions else None
     if names and (by_feature is None or len(names) != by_feature[0].numel()):
         raise ValueError(f"`names` must name each feature of a table; got {len(names)} names.")
-    found = Explanation(sites, by_unit, by_position, by_feature, tuple(names))
+    by_unit = tuple(_without_row_axis(site, shares) for site, shares in units)
+    found = Explanation(tuple(site for site, _ in units), by_unit, by_position, by_feature, tuple(names))
     if not bool(found.variance.isfinite().all()):
         raise ValueError(NOT_FINITE)
     return found
 
 
-def _unit_shares(plan: LinearPlan, inputs: Inputs, chosen: Tensor) -> tuple[tuple[Site, ...], list[Tensor]]:
+def _unit_shares(plan: LinearPlan, inputs: Inputs, chosen: Tensor) -> list[tuple[Site, Tensor]]:
     """The sites, and the share of each of their units, in the shape of a row's mask."""
     blocks = []
     for rows, (linear,) in plan.linearised(inputs, chosen):
         blocks.append([(site, slope.square().sum(0).view(len(rows), *site.shape)) for site, slope in linear.slopes()])
-    sites = tuple(site for site, _ in blocks[0])
-    return sites, [torch.cat([shares for _, shares in parts]) for parts in zip(*blocks, strict=True)]
+    return [(parts[0][0], torch.cat([shares for _, shares in parts])) for parts in zip(*blocks, strict=True)]
 
 
 def _without_row_axis(site: Site, shares: Tensor) -> Tensor:
@@ -257,11 +256,11 @@ def _first_order(plan: LinearPlan, inputs: Inputs, chosen: Tensor) -> Tensor:
     return torch.cat(slopes)
 
 
-def _position_shares(sites: tuple[Site, ...], by_unit: list[Tensor]) -> Tensor:
+def _position_shares(units: list[tuple[Site, Tensor]]) -> Tensor:
     """The sum of the shares of the masks at each position of the first sequence, `[row, position]`."""
     found = [
         torch.einsum("rp...->rp", shares.movedim(1 + position.axis, 1)) / len(site.positions)
-        for site, shares in zip(sites, by_unit, strict=True)
+        for site, shares in units
         for position in site.positions
         if position.sequence == 0
     ]

@@ -59,6 +59,7 @@ class LinearPlan:
     """The plan for linearising one network on inputs of one form."""
 
     inspection: Inspection
+    profile: Profile
     sampling: Sampling
     together: bool  # rows run as a batch
     sizes: tuple[int, ...]  # the numbers in each tensor of a row's output
@@ -68,10 +69,6 @@ class LinearPlan:
     only_moments: bool = True
 
     exact = True  # no draw is made
-
-    @property
-    def profile(self) -> Profile:
-        return self.inspection.profile
 
     @property
     def method(self) -> str:
@@ -96,24 +93,19 @@ class LinearPlan:
         self, inputs: Inputs, chosen: Tensor | None = None, *, twice: bool = False
     ) -> Iterator[tuple[range, list[Linearisation]]]:
         """The linearisations of the rows, block by block; of the chosen numbers of the first output `[row, choice]`."""
-        for start in range(0, inputs.n_rows, self.block_rows):
-            rows = range(start, min(start + self.block_rows, inputs.n_rows))
+        n_outputs = min(max(self.sizes), self.options.max_outputs)
+        size = max(1, self.max_bytes // max(1, self.profile.pass_bytes * n_outputs)) if self.together else 1
+        for start in range(0, inputs.n_rows, size):  # as many rows together as memory holds
+            rows = range(start, min(start + size, inputs.n_rows))
             block = inputs if len(rows) == inputs.n_rows else inputs.block(rows.start, rows.stop)
             at_once = max(1, self.max_bytes // max(1, self.profile.pass_bytes * len(rows)))
             found = linearise(self.inspection, block, self.sampling, at_once, twice)
             yield rows, found if chosen is None else [found[0].chosen(chosen[rows.start : rows.stop])]
 
-    @property
-    def block_rows(self) -> int:
-        """The rows that are linearised together: as many as memory holds."""
-        n_outputs = min(max(self.sizes), self.options.max_outputs)
-        return max(1, self.max_bytes // max(1, self.profile.pass_bytes * n_outputs)) if self.together else 1
-
     def run(self, inputs: Inputs, *, first_row: int = 0) -> Iterator[Block]:
         """The rows block by block: one draw, the mean, with its variance; or points of it as the draws."""
         for rows, found in self.linearised(inputs):
-            outputs: list[Tensor] = []
-            variances: list[Tensor] = []
+            outputs, variances = list[Tensor](), list[Tensor]()
             for index, linear in enumerate(found):
                 mean, is_complex = linear.output.detach(), linear.tensor.is_complex()
                 spread = self._spread(linear) if self.judged in (None, index) else torch.zeros_like(mean)
@@ -166,14 +158,14 @@ def _unchecked_plan(net: nn.Module, inputs: Inputs, sampling: Sampling) -> Linea
             f'`method` "linear" needs a network that is differentiable in its masks; `net` {what}, which has no '
             'derivative. Use method="sampling".'
         )
-    spec = mask_spec(inspection.profile, inputs, keys=Keys(0, 2, "independent"), masks="row", sampling=sampling)
+    spec = mask_spec(profile, inputs, keys=Keys(0, 2, "independent"), masks="row", sampling=sampling)
     together = chosen_strategy(inspection, inputs, spec).rows == "together" and None not in profile.outputs
     known = inspection.strategies
     if "outputs" not in known:
         one = inputs if inputs.is_one_row else inputs.block(0, 1)
         known["outputs"] = _checked_sizes(linearise(inspection, one, sampling, at_once=1))
     max_bytes = sampling.max_bytes or (256 * 2**20 if inputs.device.type == "cpu" else 4 * 2**30)
-    return LinearPlan(inspection, sampling, together or inputs.n_rows == 1, known["outputs"], max_bytes)
+    return LinearPlan(inspection, profile, sampling, together or inputs.n_rows == 1, known["outputs"], max_bytes)
 
 
 def _checked_sizes(outputs: list[Linearisation]) -> tuple[int, ...]:
