@@ -1,5 +1,7 @@
 """Functions of the page's modules, called in node."""
 
+import atexit
+import functools
 import json
 import pathlib
 import shutil
@@ -16,18 +18,30 @@ NODE = shutil.which("node")
 needs_node = pytest.mark.skipif(NODE is None, reason="node is not installed")
 
 
-def call_all(calls):
-    """The results of `(module, function, *arguments)`, in one process."""
-    lines = "".join(json.dumps([module, name, values], default=_typed) + "\n" for module, name, *values in calls)
+@functools.cache
+def _node():
+    """One process for all calls: its start takes longer than most of them."""
     command = [NODE, str(HERE / "call.mjs"), str(WEB)]
-    done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    started = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    atexit.register(started.communicate)
+    return started
+
+
+def call_all(calls):
+    """The results of `(module, function, *arguments)`."""
+    return [call(*each) for each in calls]
 
 
 def call(module, name, *values):
     """What `name` of `module` returns."""
-    return call_all([(module, name, *values)])[0]
+    node = _node()
+    node.stdin.write(json.dumps([module, name, values], default=_typed) + "\n")
+    node.stdin.flush()
+    answer = node.stdout.readline()
+    if not answer:  # the error is on standard error, and the next call starts another process
+        _node.cache_clear()
+    assert answer, f"{name} of {module} failed"
+    return json.loads(answer)
 
 
 def _typed(value):

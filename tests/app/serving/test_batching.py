@@ -151,10 +151,10 @@ def test_a_request_that_was_given_up_costs_no_further_work(predictor, rows, monk
     sizes = []
 
     async def run():
-        batches = Batches(np.inf, sizes.append)
+        begun = asyncio.Event()
+        batches = Batches(np.inf, lambda size: (sizes.append(size), begun.set()))
         job = asyncio.ensure_future(batches.predict(predictor, rows))
-        while not sizes:
-            await asyncio.sleep(0)
+        await begun.wait()
         job.cancel()
         await batches.close()
 
