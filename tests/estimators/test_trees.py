@@ -55,11 +55,11 @@ def test_weights_of_a_pool_find_what_made_the_outcomes():
 
 
 def test_thresholds_are_found_by_trees_which_survive_a_file(tmp_path):
-    x, y = steps()
+    x, y = steps(300)
     new, truth = steps(400, seed=1)
-    model = DropoutClassifier(random_state=0, n_steps=200, device="cpu").fit(x, y)
+    model = DropoutClassifier(random_state=0, n_steps=50, device="cpu").fit(x, y)
     assert model.boosted_ is not None and float(model.boosted_.weight) > 0.2
-    alone = DropoutClassifier(random_state=0, n_steps=200, device="cpu", warm_start=True).fit(x, y)
+    alone = DropoutClassifier(random_state=0, n_steps=50, device="cpu", warm_start=True).fit(x, y)
     assert alone.boosted_ is None and alone.forest_ is None
     assert model.log_likelihood(new, truth) > alone.log_likelihood(new, truth) + 0.05
     model.save(tmp_path / "m.safetensors")
@@ -68,8 +68,8 @@ def test_thresholds_are_found_by_trees_which_survive_a_file(tmp_path):
 
 
 def test_trees_do_not_depend_on_the_order_of_rows_nor_a_row_on_its_batch():
-    x, y = steps(300)
-    shuffled = np.random.default_rng(1).permutation(300)
+    x, y = steps(200)
+    shuffled = np.random.default_rng(1).permutation(200)
     settings = {"random_state": 0, "n_steps": 50, "device": "cpu"}
     model, other = DropoutClassifier(**settings).fit(x, y), DropoutClassifier(**settings).fit(x[shuffled], y[shuffled])
     assert model.boosted_ is not None or model.forest_ is not None
@@ -79,8 +79,8 @@ def test_trees_do_not_depend_on_the_order_of_rows_nor_a_row_on_its_batch():
 
 
 def test_rows_in_temporal_order_have_no_trees_of_the_future():
-    x, y = steps(300)
-    model = DropoutClassifier(random_state=0, n_steps=50, device="cpu").fit(x, y, times=np.arange(300))
+    x, y = steps(200)
+    model = DropoutClassifier(random_state=0, n_steps=50, device="cpu").fit(x, y, times=np.arange(200))
     assert model.boosted_ is None and model.forest_ is None
 
 
@@ -94,7 +94,7 @@ def test_nodes_that_lead_back_or_outside_are_refused(children):
 # --- numbers ------------------------------------------------------------------------------------------------------------
 
 
-def jumps(n_rows=300, seed=0):
+def jumps(n_rows=200, seed=0):
     """Numbers that jump at thresholds, with noise that jumps too."""
     source = np.random.default_rng(seed)
     x = source.normal(size=(n_rows, 6))
@@ -164,9 +164,9 @@ def test_trees_have_their_share_of_the_draws_by_every_method(among_trees):
 
 def test_numbers_by_trees_do_not_depend_on_the_order_of_rows_nor_a_row_on_its_batch(among_trees):
     x, y = jumps()
-    weight = np.ones(300)
+    weight = np.ones(200)
     weight[:3] = 2
-    shuffled = np.random.default_rng(1).permutation(300)
+    shuffled = np.random.default_rng(1).permutation(200)
     settings = {"random_state": 0, "n_steps": 50, "device": "cpu"}
     together = np.stack(among_trees.predict(x[:5], return_std=True))
     other = DropoutRegressor(**settings).fit(x[shuffled], y[shuffled])
@@ -185,7 +185,7 @@ def test_a_matrix_of_one_column_has_the_trees_of_a_vector(among_trees):
     np.testing.assert_array_equal(matrix.predict(x)[:, 0], among_trees.predict(x))
 
 
-@pytest.mark.parametrize(("n_rows", "n_steps"), [(600, 50), (5200, 100)])
+@pytest.mark.parametrize(("n_rows", "n_steps"), [(200, 50), (5200, 100)])
 def test_the_noise_of_a_large_table_has_more_steps(monkeypatch, n_rows, n_steps):
     seen = []
     fit = regressor.fit_noise
@@ -197,7 +197,7 @@ def test_the_noise_of_a_large_table_has_more_steps(monkeypatch, n_rows, n_steps)
 
 def test_numbers_in_temporal_order_have_no_trees_of_the_future():
     x, y = jumps()
-    assert DropoutRegressor(random_state=0, n_steps=50, device="cpu").fit(x, y, times=np.arange(300)).forest_ is None
+    assert DropoutRegressor(random_state=0, n_steps=50, device="cpu").fit(x, y, times=np.arange(200)).forest_ is None
 
 
 def test_a_file_with_an_impossible_share_of_trees_is_refused(among_trees, tmp_path):
@@ -217,9 +217,9 @@ def stairs(n_rows, seed=0):
 
 
 def test_a_forest_of_all_columns_is_most_of_the_mixture_where_it_knows_far_more():
-    model = DropoutRegressor(random_state=0, n_steps=100, device="cpu").fit(*stairs(400))
+    model = DropoutRegressor(random_state=0, n_steps=50, device="cpu").fit(*stairs(400))
     new, truth = stairs(400, seed=1)
-    alone = DropoutRegressor(random_state=0, n_steps=100, device="cpu", warm_start=True).fit(*stairs(400))
+    alone = DropoutRegressor(random_state=0, n_steps=50, device="cpu", warm_start=True).fit(*stairs(400))
     assert float(model.forest_.weight) == trees.GREEDY_SHARE
     assert np.abs(model.predict(new) - truth).mean() < 0.7 * np.abs(alone.predict(new) - truth).mean()
     lower, upper = model.predict_interval(new, 0.9)
