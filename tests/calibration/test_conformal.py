@@ -50,7 +50,7 @@ def test_a_row_of_weight_two_counts_as_two():
 
 def test_weights_by_the_density_ratio_restore_coverage_under_covariate_shift():
     # y = x·noise, held-out x uniform, new x of density 2x: the ratio is 2x. Without weights the intervals are too narrow.
-    runs, n, covered = 1500, 60, torch.zeros(2)
+    runs, n, covered = 1000, 60, torch.zeros(2)
     for run in range(runs):
         chance = torch.rand(n + 1, generator=generator(run), dtype=torch.float64)
         x, new_x = chance[:n], chance[n].sqrt()
@@ -98,9 +98,9 @@ def test_rare_classes_are_covered_by_their_own_threshold():
 @pytest.mark.parametrize("rate", [pytest.param(0.01, marks=pytest.mark.slow), 0.1])
 @pytest.mark.parametrize("kind", ["drift", "jump", "adversary"])
 def test_the_long_run_coverage_is_within_the_bound_for_every_sequence(kind, rate):
-    steps, level = 1500, OnlineLevel(target=0.9, rate=rate)
+    steps, level = 800, OnlineLevel(target=0.9, rate=rate)
     noise = torch.randn(steps, generator=generator(), dtype=torch.float64).abs()
-    scale = {"drift": torch.linspace(1, 20, steps), "jump": torch.where(torch.arange(steps) < 700, 1.0, 9.0)}
+    scale = {"drift": torch.linspace(1, 20, steps), "jump": torch.where(torch.arange(steps) < 400, 1.0, 9.0)}
     past, covered = [1.0], 0
     for step in range(steps):
         threshold = level.threshold(torch.tensor(past[-200:]))
@@ -291,7 +291,7 @@ def test_transforms_of_new_rows_are_uniform_and_quantiles_met_under_skewed_noise
 
 
 def test_the_interval_lies_askew_where_residuals_do_and_covers():
-    covered, runs = 0, 800
+    covered, runs = 0, 400
     for run in range(runs):
         residuals = exponential(60, run)
         new = conformal_distribution(torch.zeros(1), torch.ones(1), calibration_residuals=residuals[:59])
@@ -362,7 +362,7 @@ def test_adaptive_scores_agree_with_a_loop():
 
 @pytest.mark.parametrize("options", [{}, {"penalty": 0.1, "free_classes": 1}])
 def test_randomised_adaptive_sets_have_the_level_exactly(options):
-    covered, runs = 0, 800
+    covered, runs = 0, 400
     for run in range(runs):
         probabilities, labels = classified(40, run)
         uniform = torch.rand(40, generator=generator(run + 5000), dtype=torch.float64)

@@ -102,10 +102,10 @@ def claims(n, seed, sharpening=1.0):
 
 def test_p_values_of_calibrated_models_are_uniform():
     values = [
-        calibration.calibration_test(*claims(150, seed), n_resamples=99, seed=seed).p_value for seed in range(200)
+        calibration.calibration_test(*claims(150, seed), n_resamples=59, seed=seed).p_value for seed in range(150)
     ]
     assert scipy.stats.kstest(values, "uniform").pvalue > 0.001
-    assert sum(value <= 0.05 for value in values) < 25  # 10 are expected
+    assert sum(value <= 0.05 for value in values) < 20  # 7 or 8 are expected
 
 
 def test_the_p_value_is_that_of_the_binomial_where_the_claims_are_equal():

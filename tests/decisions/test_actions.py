@@ -26,7 +26,7 @@ def digits():
     x, y = small_networks.standardised("digits")
     order = torch.randperm(len(x), generator=generator())
     x, y = x[order], y[order]
-    net = small_networks.trained(small_networks.network(64, 128, 128, 10, drop_prob=0.5), x[:600], y[:600], steps=500)
+    net = small_networks.trained(small_networks.network(64, 128, 128, 10, drop_prob=0.5), x[:600], y[:600], steps=250)
     return x, y, db.predict(net, x[600:], n_draws=50, likelihood=db.Categorical())
 
 

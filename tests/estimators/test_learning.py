@@ -43,7 +43,10 @@ def test_with_times_the_noise_is_that_of_forecasts_and_not_of_gaps():
     assert forward.precision_ < plain.precision_ / 2
 
 
-@parametrize_with_checks([DropoutRegressor(**PLAIN), DropoutClassifier(**QUICK)])
+SHORTEST = {"n_steps": 30, "n_networks": 1, "n_folds": 1}
+
+
+@parametrize_with_checks([DropoutRegressor(**(PLAIN | SHORTEST)), DropoutClassifier(**(QUICK | SHORTEST))])
 def test_scikit_learn_estimator_check(estimator, check):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -38,7 +38,7 @@ def test_the_masks_are_those_of_the_draws(name, masks):
     """The draws of a network that is nearly linear in its masks are nearly their linear parts."""
     net, x = build(name)
     sampling = db.Sampling(row_axis=ZOO[name].row_axis, sampler="independent", integrate_last_layer=False)
-    assert correlation(net, x, sampling, masks) > 0.9
+    assert correlation(net, x, sampling, masks) > 0.8
 
 
 def correlation(net, x, sampling, masks):
@@ -52,7 +52,7 @@ def correlation(net, x, sampling, masks):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(control, "_corrected", corrected)
-        db.predict(net, x, method="controlled", n_draws=200, masks=masks, sampling=sampling)
+        db.predict(net, x, method="controlled", n_draws=60, masks=masks, sampling=sampling)
     return torch.cat(seen, 1).corrcoef()[0, 1]
 
 

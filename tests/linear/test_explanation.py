@@ -121,7 +121,7 @@ def test_the_first_order_shares_of_all_outputs_are_the_sum_of_those_of_each():
 def test_a_planted_cause_is_ranked_first():
     """The network is a sum of one-feature functions, of which one drops all of its units: it alone is unsure."""
     found = 0
-    for seed in range(20):
+    for seed in range(8):
         torch.manual_seed(seed)
         cause, x = seed % 6, torch.randn(10, 6)
         layers = nn.ModuleList(nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, 1)) for _ in range(6))
@@ -132,7 +132,7 @@ def test_a_planted_cause_is_ranked_first():
             return sum(parts) + m.layers[cause][2](F.dropout(hidden, 0.5, m.training))
 
         found += int(explain(Module(forward, layers=layers), x).by_feature.abs().mean(0).argmax()) == cause
-    assert found == 20
+    assert found == 8
 
 
 def test_it_prints_and_renders_the_largest_shares_with_names():

@@ -69,14 +69,14 @@ def test_integrating_the_last_layer_keeps_the_moments_and_loses_noise(mapped):
 @pytest.mark.parametrize("drop_prob, gain", [(0.5, 3), (0.2, 7), (0.05, 20)])
 def test_stratified_means_are_worth_many_more_independent_draws(drop_prob, gain):
     net, x = perceptron(drop_prob), torch.randn(8, 6)
-    truth = db.predict(net, x, n_draws=50_000).mean
+    truth = db.predict(net, x, n_draws=20_000).mean
     errors = {}
     for sampler in ("stratified", "independent"):
         means = [
             db.predict(
                 net, x, n_draws=100, seed=seed, sampling=db.Sampling(sampler=sampler, integrate_last_layer=False)
             ).mean
-            for seed in range(1, 41)
+            for seed in range(1, 21)
         ]
         errors[sampler] = float((torch.stack(means) - truth).square().mean())
     assert errors["independent"] > gain * errors["stratified"]
@@ -84,7 +84,7 @@ def test_stratified_means_are_worth_many_more_independent_draws(drop_prob, gain)
 
 def test_automatic_draws_reach_the_tolerance_and_say_so():
     net, x = perceptron(0.5), torch.randn(30, 6)
-    truth = db.predict(net, x, n_draws=60_000).mean
+    truth = db.predict(net, x, n_draws=20_000).mean
     prediction = db.predict(net, x, n_draws="auto", sampling=db.Sampling(tolerance=0.01))
     ratio = prediction.standard_error / prediction.std
     assert (ratio <= 0.01).all() and prediction.draws_used.min() >= 8 * 32

@@ -18,7 +18,7 @@ from tests.predictive.small_problem import numbers, trained
 from tests.sampling.zoo.specimens import Module
 
 
-def of_one_layer(drop_prob, n=4000):
+def of_one_layer(drop_prob, n=2000):
     """A network, and outcomes that are its draws: the mask of each row is its own."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(2, 40), nn.ReLU(), nn.Dropout(drop_prob), nn.Linear(40, 1))
@@ -30,9 +30,9 @@ def of_one_layer(drop_prob, n=4000):
 
 
 def test_the_rate_and_the_noise_of_the_outcomes_are_found():
-    net, x, y = of_one_layer(0.3, n=1500)
+    net, x, y = of_one_layer(0.3, n=1000)
     net[2].p = 0.05
-    tuning = tune_dropout(net, x, y, n_draws=1000)
+    tuning = tune_dropout(net, x, y, n_draws=400)
     assert tuning.drop_probs["2"] == pytest.approx(0.3, abs=0.03) and tuning.network[2].p == tuning.drop_probs["2"]
     assert isinstance(tuning.likelihood, db.Gaussian)
     assert 200 < tuning.likelihood.precision < 800  # 400; most of the variance is that of the masks
@@ -84,7 +84,7 @@ def test_a_harmful_fit_is_not_returned(monkeypatch):
 
 def test_each_unit_has_the_rate_of_its_outcomes():
     torch.manual_seed(0)
-    net, x, keep = nn.Sequential(nn.Dropout(0.1), nn.Linear(6, 1)), torch.randn(3000, 6), torch.ones(6)
+    net, x, keep = nn.Sequential(nn.Dropout(0.1), nn.Linear(6, 1)), torch.randn(1500, 6), torch.ones(6)
     nn.init.constant_(net[1].weight, 1.0)
     keep[:3] = 0.6
     with torch.no_grad():
@@ -95,7 +95,7 @@ def test_each_unit_has_the_rate_of_its_outcomes():
     assert tuning.log_likelihood > alike.log_likelihood and tuning.gain > 3 * tuning.standard_error
     assert tuning.network.state_dict().keys() == net.state_dict().keys() and " to " in str(tuning)
     torch.testing.assert_close(tuning.network.eval()(x), net.eval()(x))
-    drawn = db.predict(tuning.network, x[:50], n_draws=5000).epistemic[:, 0]
+    drawn = db.predict(tuning.network, x[:50], n_draws=2000).epistemic[:, 0]
     torch.testing.assert_close(drawn.double(), x[:50].double().square() @ (found / (1 - found)), rtol=0.1, atol=1e-3)
 
 
@@ -188,7 +188,7 @@ def test_too_few_outcomes_are_refused():
 
 
 def test_the_chosen_probability_is_the_largest_within_the_tolerance():
-    (x, y), net = numbers(1000), trained(drop_prob=0.0)
+    (x, y), net = numbers(300), trained(drop_prob=0.0)
     tuning = tune_dropout(net, x, y, per="network", tolerance=0.05)
     within = [p for p, score in tuning.tried.items() if score >= tuning.plain_log_likelihood - 0.05]
     assert set(tuning.drop_probs.values()) == {max(within)} and tuning.log_likelihood == tuning.tried[max(within)]
@@ -268,7 +268,8 @@ def fitted():
 
 def test_on_a_text_the_largest_probability_within_the_nats_per_token_is_chosen(fitted):
     model, text = fitted
-    tuning = tune_dropout(model, text, per="network", tolerance=0.05, where=last_blocks(model, 1), n_draws=8)
+    options = {"tolerance": 0.05, "drop_probs": [0.01, 0.1, 0.3], "n_draws": 8}
+    tuning = tune_dropout(model, text, per="network", where=last_blocks(model, 1), **options)
     with torch.no_grad():
         assert tuning.plain_log_likelihood == pytest.approx(-float(model(text, labels=text).loss), abs=1e-5)
     within = [p for p, score in tuning.tried.items() if score >= tuning.plain_log_likelihood - 0.05]

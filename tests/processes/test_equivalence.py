@@ -33,7 +33,7 @@ def network_covariance_errors(layer, keep_prob, widths, n_networks=200):
 @pytest.mark.parametrize("layer", [ReLU(), TanH(), Cosine(0.7)], ids=repr)
 @pytest.mark.parametrize("keep_prob", [1.0, 0.5])
 def test_network_covariance_approaches_the_process_as_the_root_of_its_width(layer, keep_prob):
-    widths = [10, 30, 100, 300, 1000]
+    widths = [10, 30, 100, 300]
     errors = network_covariance_errors(layer, keep_prob, widths)
     rate = np.polyfit(np.log(widths), np.log(errors), 1)[0]
     assert rate == pytest.approx(-0.5, abs=0.05)
@@ -43,7 +43,7 @@ def test_network_draws_become_gaussian_as_the_width_grows():
     """Over all its weights a ReLU network of width K has the process's variance and an excess kurtosis of 15 / K."""
     x = torch.ones(1, 1, dtype=torch.float64)
     layer = ReLU(bias_scale=0.0)
-    n_draws = 200_000
+    n_draws = 50_000
     for width in (1, 5, 50):
         features = layer.features(1, width * n_draws, seed=width)
         units = (features(x)[0] * (width * n_draws) ** 0.5).reshape(n_draws, width)
@@ -160,7 +160,7 @@ def test_variational_variance_falls_as_the_inverse_width_below_that_of_the_proce
 def test_trained_variational_network_underestimates_the_variance_of_the_process():
     x, y = toy_data()
     process = exact_process(ReLU(), x, y, precision=PRECISION)
-    parameters = trained_dropout_network(x, y, width=300, keep_prob=0.9, precision=PRECISION, n_steps=1000)
+    parameters = trained_dropout_network(x, y, width=300, keep_prob=0.9, precision=PRECISION, n_steps=500)
     at = torch.linspace(-3, 3, 61, dtype=torch.float64)[:, None]
     # It has learned from the data, if less than the process: its weights shrink towards zero as the width grows.
     residual = (dropout_moments(parameters, x, 0.9)[0] - y).square().mean().sqrt()

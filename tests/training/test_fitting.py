@@ -107,7 +107,7 @@ def test_loss_falls_towards_the_noise():
         x,
         y,
         likelihood=db.Gaussian(100.0),
-        epochs=150,
+        epochs=60,
         batch_size=64,
         device="cpu",
         optimization=Optimization(learning_rate=0.01),

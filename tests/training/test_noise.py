@@ -86,7 +86,7 @@ def test_an_alpha_divergence_is_less_sure_than_the_bound():
             y,
             likelihood=Gaussian(50.0),
             prior=Prior(length_scale=0.1),
-            epochs=150,
+            epochs=60,
             batch_size=40,
             device="cpu",
             objective=Objective(alpha=alpha),
