@@ -1,10 +1,11 @@
-"""Tests of what the features do: importance and segments."""
+"""Tests of what the features do: importance, segments and shifts from the training rows."""
 
 import numpy as np
 import pytest
+from scipy.stats import ks_2samp
 
 from dropbayes.app.report import measurements, report
-from dropbayes.app.report.features import Feature, features_of, importances, segments
+from dropbayes.app.report.features import Feature, features_of, importances, segments, shifts
 from dropbayes.estimators.columns.dates import date_inputs
 from tests.app.report.pages import Page, class_rows, regression_rows
 
@@ -120,3 +121,38 @@ def test_inputs_of_one_category_are_one_feature(regressor):
     x, y = regression_rows(60, seed=5)
     page = Page(report(regressor, x, y, target="t", names=["c = x", "c = y", "n"], features={"c": [0, 1], "n": [2]}))
     assert sorted(page.column("feature")[:2]) == ["c", "n"]
+
+
+def test_shifts_are_the_distances_of_kolmogorov_and_smirnov():
+    rng = np.random.default_rng(0)
+    before, after = rng.normal(size=(300, 2)), rng.normal(size=(200, 2)) + np.array([0.0, 1.0])
+    first, second = shifts(features_of(after, ["a", "b"], training=before), {})
+    assert (first.name, second.name) == ("b", "a")
+    assert first.distance == pytest.approx(ks_2samp(before[:, 1], after[:, 1]).statistic)
+    assert first.p_value < 1e-6 < second.p_value
+    outside = (after[:, 1] > before[:, 1].max()) | (after[:, 1] < before[:, 1].min())
+    assert first.outside == pytest.approx(outside.mean())
+
+
+def test_new_categories_lie_outside():
+    before, after = (np.array(list(letters), dtype=object) for letters in ("xy" * 50, "xyzz" * 10))
+    [shift] = shifts([Feature("c", (0,), after, trained=before)], {})
+    assert (shift.distance, shift.outside) == (0.5, 0.5)
+
+
+def test_ranges_alone_tell_what_lies_outside():
+    [shift] = shifts([Feature("a", (0,), np.array([0.0, 1.0, 2.0, 3.0]))], {"a": (0.5, 2.5)})
+    assert (shift.outside, shift.distance) == (0.5, None)
+
+
+def test_rows_far_from_the_training_rows_are_said_to_be(regressor):
+    training, (x, y) = regression_rows(80), regression_rows(100, seed=7)
+    page = Page(
+        report(regressor, x + np.array([3.0, 0.0, 0.0]), y, target="t", names=["a", "b", "c"], training=training)
+    )
+    assert "Beyond chance, a differs from the training rows." in page.text
+    same = Page(report(regressor, x, y, target="t", training=training))
+    assert "The rows look like those trained on." in same.text
+    ranged = Page(report(regressor, x, y, target="t", names=["a", "b", "c"], ranges={"a": (-1.0, 1.0)}))
+    share = (np.abs(x[:, 0]) > 1).mean()
+    assert f"{100 * share:.0f} % of the rows lie outside the training range of a." in ranged.text

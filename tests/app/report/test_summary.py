@@ -1,16 +1,17 @@
-"""Tests of the answers in short."""
+"""Tests of the answers in short, and of the simple models that the model is compared with."""
 
 import re
 from typing import NamedTuple
 
 import numpy as np
 import pytest
+from sklearn.metrics import log_loss
 
 from dropbayes import calibration, scores
 from dropbayes.app.report import measurements, report, summary
 from dropbayes.app.report.features import Feature
 from dropbayes.app.report.layout import environment
-from dropbayes.app.report.summary import Baseline
+from dropbayes.app.report.summary import Baseline, baselines
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
 from tests.app.report.pages import QUICK, Page, class_rows, regression_rows
 
@@ -163,3 +164,22 @@ def test_rows_later_than_those_trained_on_call_for_a_fit_along_the_time():
     headline, text = headline_and_text(measured, time="the date")
     assert headline == "Fit along the time" and "<code>--time &#39;the date&#39;</code>" in text
     assert headline_and_text(measured)[0] == "Mend the bias first"
+
+
+def test_simple_models_are_fitted_to_the_training_rows_and_judged_on_the_others(regressor):
+    training, (x, y) = regression_rows(300), regression_rows(200, seed=5)
+    measured = measurements.measure(regressor, x, y)
+    lines = {line.name: line for line in baselines(measured, x, training)}
+    assert lines["mean of the training rows"].error == pytest.approx(np.sqrt(((y - training[1].mean()) ** 2).mean()))
+    assert lines["this model"].error == pytest.approx(measured.scores["rmse"].value)
+    assert lines["linear regression"].error == pytest.approx(0.3, rel=0.15)  # the noise of a linear truth
+    assert lines["mean of the training rows"].gap > 4
+    assert lines["this model"].gap == 0
+
+
+def test_the_classes_of_simple_models_keep_their_numbers(classifier):
+    (known, labels), (x, new) = class_rows(90), class_rows(60, seed=9)
+    measured = measurements.measure(classifier, x, new)
+    lines = {line.name: line for line in baselines(measured, x, (known, labels))}
+    assert lines["this model"].log_likelihood == pytest.approx(-log_loss(new, measured.probabilities, labels=[0, 1, 2]))
+    assert lines["logistic regression"].error < 0.3 < lines["class shares of the training rows"].error
