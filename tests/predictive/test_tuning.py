@@ -41,11 +41,11 @@ def test_the_rate_and_the_noise_of_the_outcomes_are_found():
 
 def test_rates_do_not_depend_on_the_unit_of_the_outcomes():
     net, x, y = of_one_layer(0.3, n=600)
-    tuning = tune_dropout(net, x, y)
+    tuning = tune_dropout(net, x, y, n_draws=50)
     with torch.no_grad():
         net[3].weight *= 1e-9
         net[3].bias *= 1e-9
-    small = tune_dropout(net, x, 1e-9 * y)
+    small = tune_dropout(net, x, 1e-9 * y, n_draws=50)
     assert small.drop_probs == pytest.approx(tuning.drop_probs, abs=1e-3)
     assert small.likelihood.precision == pytest.approx(1e18 * tuning.likelihood.precision, rel=1e-2)
 
@@ -101,7 +101,7 @@ def test_each_unit_has_the_rate_of_its_outcomes():
 
 def test_units_of_a_network_without_dropout_have_rates_as_well():
     net, x, y = of_one_layer(0.3, n=600)
-    tuning = tune_dropout(nn.Sequential(net[0], net[1], net[3]), x, y, per="unit")
+    tuning = tune_dropout(nn.Sequential(net[0], net[1], net[3]), x, y, per="unit", n_draws=50)
     assert [len(rates) for rates in tuning.drop_probs.values()] == [2, 40] and tuning.gain > 0
     assert len(db.sites(tuning.network, x)) == 2
 
@@ -116,7 +116,8 @@ def test_units_without_rates_of_their_own_are_refused(y):
 def test_an_output_without_an_axis_of_its_own_is_tuned_alike():
     net, x, y = of_one_layer(0.3, n=300)
     flat = Module(lambda m, x: m.net(x)[:, 0], net=net)
-    assert tune_dropout(flat, x, y[:, 0]).log_likelihood == pytest.approx(tune_dropout(net, x, y).log_likelihood)
+    one, other = tune_dropout(flat, x, y[:, 0], n_draws=50), tune_dropout(net, x, y, n_draws=50)
+    assert one.log_likelihood == pytest.approx(other.log_likelihood)
 
 
 def test_the_noise_is_that_of_the_draws():
@@ -136,7 +137,7 @@ def test_classes_of_an_overconfident_network_gain():
         net[2].weight.mul_(0)
         net[0].weight.mul_(0.2)
         net[2].weight.copy_(20 * torch.stack([-net[0].weight[:, 0], net[0].weight[:, 0]]))
-    tuning = tune_dropout(net, x, y)
+    tuning = tune_dropout(net, x, y, n_draws=50)
     assert tuning.gain > 0.1 and set(tuning.drop_probs) == {"0", "2"} and isinstance(tuning.likelihood, db.Categorical)
     assert f"{tuning.gain:+.4f}" in str(tuning)
 
@@ -169,7 +170,7 @@ def test_dropout_of_ignored_modules_is_not_tuned():
     net = nn.Sequential(nn.Dropout(0.1), *net)
     ignoring = db.Sampling(ignore_modules=["0"])
     for per in ("layer", "network"):
-        tuning = tune_dropout(net, x, y, per=per, sampling=ignoring)
+        tuning = tune_dropout(net, x, y, per=per, n_draws=50, sampling=ignoring)
         assert set(tuning.drop_probs) == {"3"} and tuning.network[0].p == 0.1
 
 
@@ -189,12 +190,12 @@ def test_too_few_outcomes_are_refused():
 
 def test_the_chosen_probability_is_the_largest_within_the_tolerance():
     (x, y), net = numbers(300), trained(drop_prob=0.0)
-    tuning = tune_dropout(net, x, y, per="network", tolerance=0.05)
+    tuning = tune_dropout(net, x, y, per="network", tolerance=0.05, n_draws=50)
     within = [p for p, score in tuning.tried.items() if score >= tuning.plain_log_likelihood - 0.05]
     assert set(tuning.drop_probs.values()) == {max(within)} and tuning.log_likelihood == tuning.tried[max(within)]
     assert [site.drop_prob for site in db.sites(tuning.network, x)] == [pytest.approx(max(within))] * 2
     assert f"chosen: drop_prob {max(within):g}" in str(tuning)
-    wider = tune_dropout(net, x, y, per="network", tolerance=10.0)
+    wider = tune_dropout(net, x, y, per="network", tolerance=10.0, n_draws=50)
     assert set(wider.drop_probs.values()) == {0.3}
 
 
@@ -212,7 +213,8 @@ def test_a_layer_that_add_dropout_replaces_has_the_rate_too():
     x = torch.randn(60, 5, 3)
     y = 3 * torch.randn(60, 1)
     for per in ("network", "layer"):
-        tuning = tune_dropout(net, x, y, per=per, where=["rnn"], **({"tolerance": 9.0} if per == "network" else {}))
+        tolerance = {"tolerance": 9.0} if per == "network" else {}
+        tuning = tune_dropout(net, x, y, per=per, where=["rnn"], n_draws=50, **tolerance)
         rates = {site.drop_prob for site in db.sites(tuning.network, x)} if tuning.drop_probs else set()
         assert rates == set(tuning.drop_probs.values())
 
