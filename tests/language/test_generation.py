@@ -10,7 +10,7 @@ import dropbayes as db
 from tests.sampling.sequence_models import ENCODER_DECODERS, VOCABULARY, sequence_model
 
 FAST = ("gpt2", "bart")
-NEW = 5
+NEW = 3
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """Every mechanism of randomness, checked against what plain PyTorch does in training mode."""
 
 import copy
+import functools
 import hashlib
 import itertools
 import random
@@ -25,6 +26,12 @@ from tests.sampling.zoo import ZOO, build
 
 NORMS = (nn.modules.batchnorm._NormBase,)
 N_DRAWS = 200
+
+
+@functools.cache
+def shared(name):
+    """A specimen for all tests that leave it as it is: its inspection is remembered with it."""
+    return build(name)
 
 
 def call(net, x):
@@ -59,7 +66,7 @@ def moments(draws):
 
 @pytest.mark.parametrize("name", ZOO)
 def test_moments_are_those_of_training_mode(name):
-    net, x = build(name)
+    net, x = shared(name)
     expected = train_mode_draws(name, net, x)
     ours = db.draws(
         net, x, n_draws=N_DRAWS, sampling=db.Sampling(sampler="independent", row_axis=ZOO[name].row_axis), masks="row"
@@ -80,7 +87,7 @@ def test_moments_are_those_of_training_mode(name):
 @pytest.mark.parametrize("masks", slow_except(["shared", "row"], "shared"))
 @pytest.mark.parametrize("name", ZOO)
 def test_the_strategy_chosen_gives_the_draws_of_one_by_one(name, masks):
-    net, x = build(name)
+    net, x = shared(name)
     inputs = as_inputs(x, row_axis=ZOO[name].row_axis)
     keys = Sampling().keys(8, 3)
 
@@ -103,7 +110,7 @@ def test_the_strategy_chosen_gives_the_draws_of_one_by_one(name, masks):
 
 @pytest.mark.parametrize("name", [name for name in ZOO if not ZOO[name].raw and not ZOO[name].always])
 def test_network_without_its_masks_is_the_network_in_evaluation(name):
-    net, x = build(name)
+    net, x = shared(name)
     net = checked_network(net)
     inputs = as_inputs(x, row_axis=ZOO[name].row_axis)
     flags = inspect(net, inputs).flags
