@@ -11,7 +11,7 @@ import typer
 
 from dropbayes import app
 from dropbayes.app.cli import options
-from dropbayes.app.cli.messages import console, print_result, print_text
+from dropbayes.app.cli.messages import console, note, print_result, print_text
 
 
 def fit(
@@ -100,10 +100,7 @@ def fit(
     if rows.schema.task == "regression":
         settings |= {"noise": noise, "target_transform": target_transform}
     elif (noise, target_transform) != ("student", "none"):
-        raise typer.BadParameter(
-            f"are for numbers, and {target[0]!r} has classes; leave them out, or pass --task regression",
-            param_hint="'--noise, --target-transform'",
-        )
+        note(f"--noise and --target-transform are for numbers: {target[0]!r} has classes, and they change nothing")
     settings |= {"effort": "quick" if quick else effort, "n_networks": n_networks or "auto"}
     settings |= {"n_steps": n_steps or "auto", "min_epochs": 1 if quick else 10, "n_draws": n_draws}
     settings |= {"device": device, "random_state": seed}
