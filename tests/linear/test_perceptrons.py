@@ -89,3 +89,11 @@ def test_any_other_network_is_refused_with_a_remedy():
         db.predict(net, torch.randn(3, 1, 4), method="moments")
     with pytest.raises(ValueError, match="add_dropout"):
         db.predict(nn.Sequential(nn.Linear(2, 1)), torch.randn(3, 2), method="moments")
+
+
+def test_nothing_passes_a_dropout_of_everything():
+    net = nn.Sequential(nn.Linear(3, 4), nn.Dropout(1.0), nn.Linear(4, 5), nn.ReLU(), nn.Dropout(0.2), nn.Linear(5, 1))
+    x = torch.randn(3, 3)
+    moments, drawn = db.predict(net, x, method="moments"), db.predict(net, x, n_draws=2000)
+    torch.testing.assert_close(moments.std, drawn.std, rtol=0.05, atol=1e-6)
+    torch.testing.assert_close(moments.mean, drawn.mean, rtol=0, atol=4 * float(drawn.std.max()) / 2000**0.5)

@@ -8,7 +8,6 @@ $a_{ik} = \mathbb E[\sigma(m_i + s_i z) h_k(z)]$ for the normalised Hermite poly
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -67,19 +66,22 @@ def moments_plan(net: nn.Module, inputs: Inputs, sampling: Sampling, *, only_mom
 def propagate(layers: tuple[nn.Module, ...], x: Tensor) -> tuple[Tensor, Tensor]:
     """The mean `[row, output]` and the covariance `[row, output, output]` of a perceptron, in float64."""
     mean = x.double()
-    covariance: Tensor | None = None  # until the first dropout
-    for layer in copy.deepcopy(nn.Sequential(*layers)).double():
-        if isinstance(layer, nn.Dropout):
-            squares = mean.square() + (0 if covariance is None else covariance.diagonal(dim1=1, dim2=2))
+    covariance = mean.new_zeros(0)  # until the first dropout
+    for layer in layers:
+        random = covariance.numel() > 0
+        if isinstance(layer, nn.Linear):
+            weight = layer.weight.double()
+            mean = nn.functional.linear(mean, weight, None if layer.bias is None else layer.bias.double())
+            covariance = weight @ covariance @ weight.T if random else covariance
+        elif isinstance(layer, nn.Dropout) and layer.p == 1:  # all is dropped
+            mean, covariance = torch.zeros_like(mean), torch.zeros_like(covariance)
+        elif isinstance(layer, nn.Dropout):
+            squares = mean.square() + (covariance.diagonal(dim1=1, dim2=2) if random else 0)
             added = torch.diag_embed(layer.p / (1 - layer.p) * squares)
-            covariance = added if covariance is None else covariance + added
-        elif covariance is None:
-            mean = layer(mean)
-        elif isinstance(layer, nn.Linear):
-            mean, covariance = layer(mean), layer.weight @ covariance @ layer.weight.T
+            covariance = covariance + added if random else added
         else:
-            mean, covariance = _activate(layer, mean, covariance)
-    return mean, mean.new_zeros(*mean.shape, mean.shape[1]) if covariance is None else covariance
+            mean, covariance = _activate(layer, mean, covariance) if random else (layer(mean), covariance)
+    return mean, covariance if covariance.numel() else mean.new_zeros(*mean.shape, mean.shape[1])
 
 
 def _activate(layer: nn.Module, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
