@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier, RandomForestRegressor
+from sklearn.ensemble import ExtraTreesClassifier, HistGradientBoostingClassifier, RandomForestRegressor
 
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor, regressor, trees
-from dropbayes.estimators.recalibration import class_log_density, pool_weights
+from dropbayes.estimators.recalibration import class_log_probabilities, pool_weights
 
 
 def steps(n_rows=600, n_columns=8, seed=0):
@@ -23,7 +23,7 @@ def steps(n_rows=600, n_columns=8, seed=0):
 def test_the_probabilities_are_those_of_scikit_learn(labels):
     x, y = steps()
     x, y = trees._rounded(x[np.isin(y, labels)]), y[np.isin(y, labels)]
-    forest = RandomForestClassifier(5, min_samples_leaf=2, max_samples=len(x), random_state=3).fit(x, y)
+    forest = ExtraTreesClassifier(5, random_state=3).fit(x, y)
     ours = trees._joined(trees._forest(x, y, None, 3, 3, n_trees=5), boosted=False).probabilities(x)
     np.testing.assert_allclose(ours[:, labels], forest.predict_proba(x), atol=1e-6)
     settings = {"max_iter": 20, "max_leaf_nodes": 8, "min_samples_leaf": 10, "l2_regularization": 1.0}
@@ -36,7 +36,7 @@ def test_the_evidence_on_a_row_is_that_of_trees_grown_without_its_part():
     x, y = steps(200)
     part, shares = np.arange(200) % 4, np.full(3, 1 / 3)
     changed = np.where(part == 1, 2 - y, y)  # other outcomes of one part
-    first, second = (trees.grow_trees(x, labels, np.ones(200), part, 3, shares, 0)[1] for labels in (y, changed))
+    first, second = (trees.grow_trees((x, labels, np.ones(200), part), 200, 3, shares, 0)[1] for labels in (y, changed))
     torch.testing.assert_close(first[:, part == 1], second[:, part == 1])
     assert not torch.equal(first[:, part == 0], second[:, part == 0])
 
@@ -50,8 +50,20 @@ def test_weights_of_a_pool_find_what_made_the_outcomes():
     weight, shares = torch.ones(4000).double(), np.full(3, 1 / 3)
     temperature, (a,), score = pool_weights(draws, codes, weight, shares, evidence)
     assert temperature > 4 and a == pytest.approx(1, abs=0.1)
-    best = class_log_density(draws, codes, temperature, shares, a * evidence[0])
+    best = class_log_probabilities(draws.log(), temperature, shares, a * evidence[0])[torch.arange(4000), codes]
     assert score == pytest.approx(float(best.mean()))
+
+
+def test_a_few_rows_that_were_all_predicted_well_do_not_make_a_pool_sure():
+    """The best of several candidates may be right on all of a few rows by luck; on all of many it is not luck."""
+    shares = np.full(2, 0.5)
+
+    def temperature(n_rows):
+        codes = torch.arange(n_rows) % 2
+        draws = torch.tensor([[0.999, 0.001], [0.001, 0.999]]).double()[codes][None]
+        return pool_weights(draws, codes, torch.ones(n_rows).double(), shares, torch.zeros(0, n_rows, 2).double())[0]
+
+    assert temperature(20) > 1.5 and temperature(2000) < 1.01
 
 
 def test_thresholds_are_found_by_trees_which_survive_a_file(tmp_path):

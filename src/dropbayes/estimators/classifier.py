@@ -92,12 +92,11 @@ class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
 
     def _grow_trees(self, choice: EnsembleChoice) -> tuple[tuple[Trees, ...], Tensor]:
         """Trees of all rows of the search, and their evidence on its held-out rows."""
-        x, y, weight, part = self._rows_and_parts(choice)
-        n_held = sum(map(len, choice.held_out))
+        rows, n_held = self._rows_and_parts(choice), sum(map(len, choice.held_out))
+        _, y, _, part = rows
         if not self._n_trees or any(len(np.unique(y[part != number])) < 2 for number in np.unique(part)):
             return (), torch.zeros(0, n_held, len(self.classes_)).double()
-        grown, evidence = grow_trees(x, y, weight, part, self._n_trees, self.class_shares_, self.seed_)
-        return grown, evidence[:, :n_held]
+        return grow_trees(rows, n_held, self._n_trees, self.class_shares_, self.seed_)
 
     def _training_data(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> tuple[Any, Any, Any]:
         x, y = self._arrays(X, y, reset=reset)

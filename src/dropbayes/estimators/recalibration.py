@@ -1,8 +1,4 @@
-r"""Recalibration of estimators on held-out rows: scaled deviations, mapped quantile levels, or conformal intervals.
-
-A recalibrated estimator is a view of the same networks whose predictive distribution is transformed by a map fitted to
-rows that were not used in training.
-"""
+r"""Recalibration of estimators on held-out rows: scaled deviations, mapped quantile levels, or conformal intervals."""
 
 from __future__ import annotations
 
@@ -29,6 +25,7 @@ _MIN_ROWS = 20  # With fewer rows, the map fits their noise.
 _MAX_VALUES = 5000  # Values stored per map; more would change no level by 1/5000.
 # The rows that the prior on a factor counts for, and the largest factor either way.
 _PRIOR_ROWS, _MAX_FACTOR = 5, 20.0
+_POOL_ROWS = 0.3  # Those that the prior on the weights of a pool counts for; more cost tables of thousands of rows.
 _MIN_TEMPERATURE = 0.5  # Held-out rows without errors would give temperature 0.
 
 
@@ -61,13 +58,11 @@ def tempered(logits: Tensor, temperature: float, shares: np.ndarray, shift: Tens
     return torch.log_softmax(centre + (logits - centre) / temperature + shift, -1)
 
 
-def class_log_density(
-    draws: Tensor, codes: Tensor, temperature: Any, shares: np.ndarray, shift: Tensor | float = 0.0
+def class_log_probabilities(
+    logits: Tensor, temperature: Any, shares: np.ndarray, shift: Tensor | float = 0.0
 ) -> Tensor:
-    """The log-probability of each row's class under the mean over draws `[draw, row, class]`, tempered."""
-    log_probabilities = tempered(draws.clamp_min(1e-30).log(), temperature, shares, shift)
-    chosen = log_probabilities.gather(2, codes.reshape(1, -1, 1).expand(len(draws), -1, -1))[..., 0]
-    return chosen.logsumexp(0) - math.log(len(draws))
+    """The log-probabilities `[row, class]` of the mean over draws, tempered, from their logits `[draw, row, class]`."""
+    return tempered(logits, temperature, shares, shift).logsumexp(0) - math.log(len(logits))
 
 
 def pool_weights(
@@ -76,24 +71,28 @@ def pool_weights(
     r"""The temperature θ of draws and the weights of evidence beside them that held-out rows prefer, and their score.
 
     The draws are probabilities `[draw, row, class]`, the evidence is in nats beyond the shares, `[kind, row, class]`.
-    The log-likelihood is penalised by $n_0 \big((1/\theta - 1)^2 + \sum_j a_j^2\big)$.
+    The log-likelihood is penalised by $n_1 \big((1/\theta - 1)^2 + \sum_j a_j^2\big)$. Of the class of each of N rows,
+    $(n_0 / N)^2$ is that of the class shares: of many candidates, one predicts the few rows of a small table by luck.
     """
     from scipy.optimize import minimize
 
-    start = np.eye(1 + len(evidence))[0]
+    start, logits = np.eye(1 + len(evidence))[0], draws.clamp_min(1e-30).log()
+    smoothing = torch.as_tensor(shares) * (_PRIOR_ROWS / len(codes)) ** 2
+    observed = torch.nn.functional.one_hot(codes, len(shares)).double()
 
-    def log_likelihood(values: Tensor) -> Tensor:
+    def log_likelihood(values: Tensor, outcome: Tensor) -> Tensor:
         shift = torch.einsum("j,jnk->nk", values[1:], evidence)
-        return (class_log_density(draws, codes, 1 / values[0], shares, shift) * weight).sum()
+        return (class_log_probabilities(logits, 1 / values[0], shares, shift) * outcome).sum(1) @ weight
 
     def loss(given: np.ndarray) -> tuple[float, np.ndarray]:
         values = torch.from_numpy(given).requires_grad_()
-        total = _PRIOR_ROWS * (values - torch.from_numpy(start)).square().sum() - log_likelihood(values)
+        penalty = _POOL_ROWS * (values - torch.from_numpy(start)).square().sum()
+        total = penalty - log_likelihood(values, observed + smoothing)
         return float(total.detach()), torch.autograd.grad(total, values)[0].numpy()
 
     bounds = [(1 / _MAX_FACTOR, 1 / _MIN_TEMPERATURE)] + [(0.0, 3.0)] * len(evidence)
     found = torch.from_numpy(minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds).x)
-    return 1 / float(found[0]), found[1:].tolist(), float(log_likelihood(found) / weight.sum())
+    return 1 / float(found[0]), found[1:].tolist(), float(log_likelihood(found, observed) / weight.sum())
 
 
 def _scaled(mixture: Mixture, factor: float) -> Mixture:
@@ -183,7 +182,7 @@ class _ConformalMixture(Mixture):
 
 
 def with_recalibration(estimator: Any, recalibration: Recalibration | None) -> Any:
-    """A view of a fitted estimator that predicts with a recalibration; without any for None."""
+    """A view of the same networks whose predictive distribution is recalibrated; as it was for None."""
     if recalibration is not None and hasattr(estimator, "classes_") and recalibration.method == "isotonic":
         raise ValueError("`method` isotonic maps the levels of numbers; use scale or conformal for classes.")
     view = copy.copy(estimator)
@@ -227,8 +226,8 @@ def _fit_classes(plain: Any, X: Any, y: Any, method: Method) -> Recalibration:
         raise ValueError("`method` isotonic maps the levels of numbers; use scale or conformal for classes.")
     draws, labels = plain.draws(X), torch.from_numpy(plain._codes(y, len(y)))
     if method == "scale":
-        shares = plain.class_shares_
-        factor = best_factor(lambda value: float(class_log_density(draws, labels, value, shares).sum()))
+        rows, logits, shares = torch.arange(len(labels)), draws.clamp_min(1e-30).log(), plain.class_shares_
+        factor = best_factor(lambda value: float(class_log_probabilities(logits, value, shares)[rows, labels].sum()))
         return Recalibration(method, (factor,), len(y))
     return Recalibration(method, _sorted_subset(conformal.label_scores(draw_mean(draws), labels)), len(y))
 

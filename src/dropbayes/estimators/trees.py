@@ -1,6 +1,7 @@
 r"""Trees beside the networks: they find thresholds in a few of many columns, and the outcomes of close rows.
 
-For classes, a forest (Breiman 2001) and boosted trees (Friedman 2001) are grown on the training rows of each fold.
+For classes, extremely randomised trees (Geurts, Ernst and Wehenkel 2006), which hold every row, and boosted trees
+(Friedman 2001) are grown on the training rows of each fold.
 With $g_j$ their log-probabilities, π the class shares and $z_t$ the logits of draw t of the networks, the draw has the
 logits
 $$\log \pi + \tfrac1\theta (z_t - \log \pi) + \sum_j a_j\, (g_j - \log \pi),$$
@@ -81,23 +82,28 @@ class Trees:
 
 
 def grow_trees(
-    x: np.ndarray, y: np.ndarray, weight: np.ndarray, part: np.ndarray, n_trees: int, shares: np.ndarray, seed: int
+    rows: Sequence[np.ndarray], n_held: int, n_trees: int, shares: np.ndarray, seed: int
 ) -> tuple[tuple[Trees, ...], Tensor]:
-    """A forest and boosted trees of the rows, and their evidence on each row without its part, `[kind, row, class]`.
+    """A forest and boosted trees of rows, and their evidence on the first without their part, `[kind, row, class]`.
 
-    From inputs `[row, feature]` and class numbers `[row]`; the `n_trees` of a part's forest are grown on the others.
+    The rows are inputs, class numbers, weights and the part of each; the `n_trees` of a part's forest are grown on the
+    others. As many more make the evidence on `n_held` rows steadier, which the weights of the pool are fitted to.
     """
+    x, y, weight, part = rows
     grown: tuple[list[Nodes], list[Nodes]] = ([], [])
-    evidence = torch.zeros(2, len(x), len(shares)).double()
+    evidence = torch.zeros(2, n_held, len(shares)).double()
     parts = np.unique(part)
     for number in parts:
-        learned, held = part != number, part == number
+        learned, held = part != number, np.flatnonzero(part[:n_held] == number)
         # Equal weights are none: quantiles with weights take ten times as long as the trees.
-        rows = _rounded(x[learned]), y[learned], weight[learned] if weight.min() < weight.max() else None
-        settings = *rows, len(shares), seed + int(number)
-        for kind, nodes in enumerate((_forest(*settings, n_trees=n_trees), _boosted(*settings))):
+        known = _rounded(x[learned]), y[learned], weight[learned] if weight.min() < weight.max() else None
+        settings = *known, len(shares), seed + int(number)
+        forest = _forest(*settings, n_trees=2 * n_trees if len(held) else n_trees)
+        for kind, nodes in enumerate((forest, _boosted(*settings))):
             evidence[kind, held] = _joined(nodes, boosted=kind == 1).evidence(x[held], shares)
-            grown[kind].extend((*rest, value / len(parts)) for *rest, value in nodes)
+            kept = nodes if kind == 1 else nodes[:n_trees]
+            scale = len(nodes) / (len(kept) * len(parts))
+            grown[kind].extend((*rest, value * scale) for *rest, value in kept)
     return tuple(_joined(nodes, boosted=kind == 1) for kind, nodes in enumerate(grown)), evidence
 
 
@@ -198,11 +204,12 @@ def _tree_nodes(tree: Any, value: np.ndarray) -> Nodes:
 def _forest(
     x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, n_classes: int, seed: int, *, n_trees: int
 ) -> list[Nodes]:
-    from sklearn.ensemble import RandomForestClassifier
+    from sklearn.ensemble import ExtraTreesClassifier
 
-    n_rows = min(len(x), 2000)  # of each tree: the time does not grow with the table
-    forest = RandomForestClassifier(n_trees, min_samples_leaf=2, max_samples=n_rows, random_state=seed % 2**32)
-    forest.fit(x, y, weight)
+    few = len(x) <= 2000  # rows of each tree: the time does not grow with the table
+    forest = ExtraTreesClassifier(
+        n_trees, bootstrap=not few, max_samples=None if few else 2000, random_state=seed % 2**32
+    ).fit(x, y, weight)
     outputs = np.eye(n_classes)[forest.classes_] / n_trees
     return [_tree_nodes(one.tree_, one.tree_.value[:, 0] @ outputs) for one in forest.estimators_]
 
@@ -212,7 +219,6 @@ def _boosted(x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, n_classes:
 
     rounds = 60 if n_classes == 2 else max(60 // n_classes, 10)  # a round grows a tree for each of several classes
     model = HistGradientBoostingClassifier(
-        learning_rate=0.1,
         max_iter=rounds,
         max_leaf_nodes=8,
         min_samples_leaf=10,
