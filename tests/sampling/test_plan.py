@@ -267,7 +267,7 @@ def test_padded_blocks_never_depend_on_the_batch():
         for n_rows in (1, 7, 300):
             inputs = as_inputs(torch.zeros(n_rows, *shape))
             plan = planning.make_plan(net, inputs, keys=Sampling().keys(50, 0), masks="shared")
-            sizes.add((plan.block_rows, plan.product_rows, plan.chunk_draws))
+            sizes.add((plan.block_rows, plan.product_rows, plan.pairs, plan.chunk_draws))
         assert len(sizes) == 1
 
 

@@ -82,7 +82,8 @@ class Plan:
     strategy: Strategy = ONE_BY_ONE
     inspection: Inspection | None = None  # None for a perceptron
     direct: Perceptron | None = None
-    product_rows: int = 1  # of a perceptron: the rows in one product; of branches: the pairs in one pass
+    product_rows: int = 1  # of a perceptron, in one product
+    pairs: int = 1  # of a draw and a row, in one pass, where they may take different branches
     batch_invariant: bool = True  # blocks are padded to one size
     moments_only: bool = False
     max_bytes: int | None = None
@@ -208,8 +209,8 @@ class Plan:
             size = max(size, self.block_rows)
         given = inputs.padded_rows(rows.start, rows.stop, size)
         leaves = cloned_leaves(given) if self.profile.writes_input else given
-        keyed, pairs = range(first_row, first_row + size), self.product_rows
-        work = Work(self.inspection.network, inputs, leaves, draws, keyed, pairs=pairs, parted=set())
+        keyed = range(first_row, first_row + size)
+        work = Work(self.inspection.network, inputs, leaves, draws, keyed, pairs=self.pairs, parted=set())
         alone = self._alone(work, len(rows))
         try:
             outputs = [out[:, : len(rows)] for out in evaluate(self.strategy, self.spec, work)]
@@ -396,7 +397,7 @@ def _with_sizes(plan: Plan, inputs: Inputs) -> Plan:
     elif strategy == BY_BRANCH:
         affordable = _FREE_OPERATIONS[device] / (profile.prefix_cost + profile.suffix_cost)
         size = 2 ** int(math.log2(max(1, min(pairs, max(_MIN_PAIRS_DIRECT, affordable), 1024))))
-        rows, chunk, plan = max(4, 4 * size // n_draws), n_draws, replace(plan, product_rows=size)
+        rows, chunk, plan = max(4, 4 * size // n_draws), n_draws, replace(plan, pairs=size)
     elif not plan.batch_invariant:
         rows, chunk = _largest_block(inputs.n_rows, at_once, pairs)
     else:

@@ -111,7 +111,6 @@ class KeyedSource(SiteSource):
         self.row_level: int | None = None  # and if rows are
         self.variance: Tensor | None = None
         self.site = 0
-        self._own_masks = spec.per_row
         self._depth = transform_depth() or 0  # of the caller's own transforms
         self._pending: tuple[Tensor, float] | None = None
         self._integrated: tuple[Tensor, int] | None = None
@@ -154,15 +153,15 @@ class KeyedSource(SiteSource):
         fused = self._dropout_by_kernel(site, layout, x, drop_prob, shape)
         if fused is not None:
             return x.copy_(fused) if inplace and not isinstance(x, nn.Parameter) else fused
-        mask = self._mask(site, drop_prob, inner_shape, x)
-        if self.folded and len(self.draws) == 1 and self._mask_rows is None and (layout is None or layout.inner < 2):
+        mask, is_shared = self._mask(site, drop_prob, inner_shape, x), self._mask_rows(site) is None
+        if self.folded and len(self.draws) == 1 and is_shared and (layout is None or layout.inner < 2):
             return scaled_product(x, mask[0], drop_prob, inplace)  # one mask, which fits every row
-        if layout is None or layout.inner == 0 or self.rows_mapped or self._mask_rows is not None:
+        if layout is None or layout.inner == 0 or self.rows_mapped or not is_shared:
             return scaled_product(x, self._lay_out(mask, layout, shape, inner_shape), drop_prob, inplace)
         # A mask shared by rows is multiplied without a copy per row.
         sizes = (len(self.draws) if self.folded else 1, len(self.rows), layout.inner)
         split_x = x.unflatten(layout.axis, sizes)
-        mask = self._among_rows(mask, layout).unsqueeze(layout.axis + 1)
+        mask = self._among_rows(mask, layout, 1).unsqueeze(layout.axis + 1)
         product = scaled_product(split_x, mask, drop_prob).flatten(layout.axis, layout.axis + 2)
         return x.copy_(product) if inplace and not isinstance(x, nn.Parameter) else product
 
@@ -177,7 +176,7 @@ class KeyedSource(SiteSource):
         plain = self.spec.positions is None and not self.spec.trial and not self.rows_mapped
         if kernels is not None and layout is not None and layout.inner and plain:
             result: Tensor = kernels.uniforms(
-                self.spec.keys, self._number(site), draws=self.draws, rows=self._mask_rows, n_rows=len(self.rows),
+                self.spec.keys, self._number(site), draws=self.draws, rows=self._mask_rows(site), n_rows=len(self.rows),
                 device=device, **_extents(shape, layout),
             )  # fmt: skip
             return self._hide_draws(result, layout, shape)
@@ -234,8 +233,8 @@ class KeyedSource(SiteSource):
             attn_mask = self._batch(attn_mask)
         result: Tensor | None = kernels.attention(
             query.to(dtype), key.to(dtype), value.to(dtype), keys=self.spec.keys, site=self._number(sites[self.site]),
-            drop_prob=drop_prob, draws=self.draws, rows=self._mask_rows, attn_mask=attn_mask, is_causal=is_causal,
-            scale=scale, folded=inner,
+            drop_prob=drop_prob, draws=self.draws, rows=self._mask_rows(sites[self.site]), attn_mask=attn_mask,
+            is_causal=is_causal, scale=scale, folded=inner,
         )  # fmt: skip
         if result is None:
             return None
@@ -250,7 +249,7 @@ class KeyedSource(SiteSource):
         positions, site = self.spec.positions, self.spec.profile.sites[self.site]
         weights = (*query.shape[:-1], key.shape[-2])
         by_head = [position.axis for position in site.positions] == [len(weights) - 2, len(weights) - 1]
-        if positions is None or not positions.tied or not by_head or site.layout is None or self._mask_rows is not None:
+        if positions is None or not positions.tied or not by_head or site.layout is None or self.spec.per_row:
             return None
         result = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, is_causal, scale=scale)
         return self.dropout("attention", result, drop_prob, weights, False)
@@ -269,9 +268,11 @@ class KeyedSource(SiteSource):
 
     # Which site, and its numbers --------------------------------------------------------------------------------------
 
-    @property
-    def _mask_rows(self) -> range | None:
-        return self.rows if self._own_masks else None
+    def _mask_rows(self, site: Site) -> range | None:
+        """The rows that have masks of their own at a site; None if they share one."""
+        # In a trial, several entries of a row have its own numbers: of shared ones, those of others might do by chance.
+        several = site.layout is not None and site.layout.inner > 1
+        return self.rows if self.spec.per_row or (several and self._tries(site)) else None
 
     def _next(self, kind: str, drop_prob: float | None, shape: tuple[int, ...]) -> Site:
         self._check_transforms()
@@ -339,12 +340,13 @@ class KeyedSource(SiteSource):
 
     def _numbers(self, site: Site, shape: tuple[int, ...], itemsize: int, generate: Callable[..., Tensor]) -> Tensor:
         """The numbers of this run's draws; those of draws that run after each other are generated at once."""
+        rows = self._mask_rows(site)
 
         def make(number: int, shape: tuple[int, ...], units: Units | None) -> Tensor:
             n_bytes = len(self._among) * math.prod(shape) * itemsize
-            together = self._mask_rows is None and units is None and n_bytes <= SHARED_BYTES
+            together = rows is None and units is None and n_bytes <= SHARED_BYTES
             among = self._among if together else self.draws
-            made = generate(self.spec.keys, number, draws=among, rows=self._mask_rows, shape=shape, units=units)
+            made = generate(self.spec.keys, number, draws=among, rows=rows, shape=shape, units=units)
             return made[self.draws.start - among.start : self.draws.stop - among.start]
 
         positions = self.spec.positions
@@ -354,9 +356,6 @@ class KeyedSource(SiteSource):
 
     def _layout(self, site: Site, shape: tuple[int, ...]) -> tuple[RowLayout | None, tuple[int, ...]]:
         """The row layout of this run's tensor of `shape`, and the shape of one row's mask."""
-        # In a trial, several entries of a row have its own numbers: of shared ones, those of others might do by chance.
-        inner = 0 if site.layout is None else site.layout.inner
-        self._own_masks = self.spec.per_row or (inner > 1 and self._tries(site))
         if self.rows_mapped or self.alone:
             return None, shape
         several = (self.folded and len(self.draws) > 1) or (self.spec.per_row and len(self.rows) > 1)
@@ -384,36 +383,36 @@ class KeyedSource(SiteSource):
         """`[draw, (row,) ...]` as the network sees it, with draws and rows along the row axis."""
         if layout is None and self.spec.positions is not None:  # a tied mask has length 1 along its positions
             inner_shape = tuple(value.shape[value.dim() - len(inner_shape) :])
-        value = value.expand(*value.shape[: value.dim() - len(inner_shape)], *inner_shape)  # tied positions
+        n_leading = value.dim() - len(inner_shape)  # 2 if each row has a mask of its own
+        value = value.expand(*value.shape[:n_leading], *inner_shape)  # tied positions
         if self.rows_mapped:
-            return self._hide(value)
+            return self._hide(value, n_leading)
         if layout is None:
             value = value[0] if self.level is None else _add_batch_dim(value, 0, self.level)
-            return value[0] if self._mask_rows is not None else value
+            return value[0] if n_leading == 2 else value
         if layout.inner == 0:
-            return value[0] if self._mask_rows is None else value[0, 0]
-        value = self._among_rows(value, layout)
-        if self._mask_rows is None:
+            return value[0] if n_leading == 1 else value[0, 0]
+        value = self._among_rows(value, layout, n_leading)
+        if n_leading == 1:
             value = value.unsqueeze(layout.axis + 1).expand(
                 *value.shape[: layout.axis + 1], len(self.rows), *value.shape[layout.axis + 1 :]
             )
         return value.reshape(shape)
 
-    def _among_rows(self, value: Tensor, layout: RowLayout) -> Tensor:
+    def _among_rows(self, value: Tensor, layout: RowLayout, n_leading: int) -> Tensor:
         """`[draw, (row,) ...]` with the draws (and rows) right before the axis that holds rows; mapped draws hidden."""
-        n_leading = 1 if self._mask_rows is None else 2
         if not self.folded and self.level is not None:
             value = _add_batch_dim(value, 0, self.level)
             value = value.unsqueeze(0)
         leading = list(range(n_leading))
         return value.movedim(leading, [layout.axis + offset for offset in leading])
 
-    def _hide(self, value: Tensor) -> Tensor:
+    def _hide(self, value: Tensor, n_leading: int) -> Tensor:
         """`[draw, (row,) ...]` as one row of one draw, both mapped over."""
         if self._chosen is not None:
-            value = value[self._chosen[0]] if self._mask_rows is None else value[self._chosen]
+            value = value[self._chosen[0]] if n_leading == 1 else value[self._chosen]
             return _add_batch_dim(value, 0, self.row_level or 0)
-        if self._mask_rows is not None:
+        if n_leading == 2:
             value = _add_batch_dim(value, 1, self.row_level or 0)
         return value[0] if self.level is None else _add_batch_dim(value, 0, self.level)
 
@@ -437,7 +436,7 @@ class KeyedSource(SiteSource):
             pairs = self._pairs(x).contiguous()
             spread: Tensor = kernels.dropout(
                 pairs, self.spec.keys, self._number(site), drop_prob=drop_prob, draws=self.draws,
-                rows=self._mask_rows, drawn=True, outer=1, inner=math.prod(shape),
+                rows=self._mask_rows(site), drawn=True, outer=1, inner=math.prod(shape),
             )  # fmt: skip
             return self._hide_pairs(spread.view(pairs.shape))
         assert layout is not None
@@ -447,7 +446,7 @@ class KeyedSource(SiteSource):
         )
         result: Tensor = kernels.dropout(
             folded.contiguous(), self.spec.keys, self._number(site), drop_prob=drop_prob, draws=self.draws,
-            rows=self._mask_rows, drawn=drawn, **_extents(shape, layout),
+            rows=self._mask_rows(site), drawn=drawn, **_extents(shape, layout),
         )  # fmt: skip
         result = self._hide_draws(result, layout, shape)
         if self.level is None and x.dim() == 4 and not x.is_contiguous():
