@@ -50,6 +50,14 @@ GATES = {
 }
 
 
+def skipped_once(gate):
+    def function(self, x):
+        h = torch.tanh(self.a(x))
+        return self.o(h if self.training and gate() else self.d(h))
+
+    return Noted(function, a=nn.Linear(8, 8), d=nn.Dropout(0.1), o=nn.Linear(8, 2)), torch.randn(64, 8)
+
+
 def skipped(gate):
     def function(self, x):
         for layer in self.layers:
@@ -331,6 +339,54 @@ def test_rows_that_choose_a_branch_together_are_refused():
     net, x = made(lambda: (Noted(function, **children), torch.randn(16, 8)))
     with pytest.raises(ValueError, match="rows depend on each other"):
         db.predict(net, x, n_draws=30)
+
+
+def read_by_numpy(self, h):
+    return self.o(torch.from_numpy(np.tanh(h.detach().numpy())))
+
+
+def read_as_a_list(self, h):
+    return self.o(h) / torch.tensor([1 + number for number in h.sum(1).tolist()])[:, None]
+
+
+def read_row_by_row(self, h):
+    return torch.stack([self.o(row) / (1 + row.norm().item()) for row in h])
+
+
+def reading(read):
+    def function(self, x):
+        return read(self, self.d(torch.relu(self.a(x))))
+
+    children = {"a": nn.Linear(8, 16), "d": nn.Dropout(0.2), "o": nn.Linear(16, 2), "p": nn.Linear(16, 2)}
+    return Noted(function, **children), torch.randn(16, 8)
+
+
+@pytest.mark.parametrize("read", [read_by_numpy, read_as_a_list, read_row_by_row])
+@pytest.mark.parametrize("masks", ["shared", "row"])
+def test_numbers_that_are_read_of_a_batch_take_a_pass_for_each_draw_and_one_of_a_row(read, masks):
+    net, x = made(lambda: reading(read))
+    assert db.predict(net, x, n_draws=30, masks=masks).method == "draw by draw"
+    calls, rows = passes(lambda: db.predict(net, x, n_draws=30, seed=1, masks=masks))
+    assert calls <= 60 and rows <= 17 * 30, (calls, rows)
+    assert_law(net, x[:3], masks=masks)
+    assert_same_alone(net, x, rows=(0, 7, 15))
+
+
+@pytest.mark.parametrize("masks", ["shared", "row"])
+@pytest.mark.parametrize("limit", [0.3, 0.45, 0.52, 0.58])
+def test_a_number_of_all_rows_that_chooses_a_branch_is_refused(limit, masks):
+    net, x = made(lambda: reading(lambda self, h: self.o(h) if h.mean(1).max().item() > limit else self.p(h)))
+    with pytest.raises(ValueError, match="rows depend on each other"):
+        db.predict(net, x, n_draws=30, masks=masks)
+
+
+def test_the_draws_of_a_small_network_with_one_gate_are_a_pass_for_each_branch():
+    net, x = made(lambda: skipped_once(GATES["torch.rand(1)"]))
+    assert db.predict(net, x, n_draws=30).method == "branch by branch"
+    calls, _ = passes(lambda: db.predict(net, x, n_draws=30, seed=1))
+    assert calls <= 8, calls
+    assert_law(net, x[:5])
+    assert_same_alone(net, x, rows=(0, 31, 63))
 
 
 # Inspections ----------------------------------------------------------------------------------------------------------

@@ -33,9 +33,13 @@ def test_an_operation_without_a_batching_rule_is_not_mapped():
     assert method(net, torch.randn(4, 3)) == "folded"
 
 
-def test_control_flow_on_a_draw_runs_draw_by_draw():
-    net = Module(lambda m, x: m.a(x) if torch.rand([]) < 0.5 else -m.a(x), a=nn.Linear(3, 2))
-    assert method(net, torch.randn(4, 3)) == "draw by draw"
+def test_control_flow_on_a_draw_runs_draw_by_draw_unless_the_network_is_small():
+    def forward(m, x):
+        return m.a(x) if torch.rand([]) < 0.5 else -m.a(x)
+
+    assert method(Module(forward, a=nn.Linear(3, 2**15)), torch.randn(4, 3)) == "draw by draw"
+    net = Module(forward, a=nn.Linear(3, 2))
+    assert method(net, torch.randn(4, 3)) == "branch by branch"
     assert method(net, torch.randn(4, 3), masks="row") == "branch by branch"
 
 
@@ -135,17 +139,29 @@ def test_the_masks_of_rows_that_are_sorted_meanwhile_stay_with_them(descending):
     torch.testing.assert_close(db.predict(net, x, method="linear").std, expected)
 
 
+def test_the_masks_of_rows_that_are_reversed_meanwhile_stay_with_them():
+    net = Module(
+        lambda m, x: m.o(m.d(m.a(x).flip(0)).flip(0)), a=nn.Linear(4, 8), d=nn.Dropout(0.01), o=nn.Linear(8, 2)
+    )
+    x = torch.randn(5, 4)
+    assert method(net, x, masks="row") == "mapped over rows"
+    whole = db.draws(net, x, n_draws=50, masks="row")
+    alone = [db.draws(net, x[i : i + 1], n_draws=50, masks="row", sampling=Sampling(row_offset=i)) for i in range(5)]
+    torch.testing.assert_close(torch.cat(alone, 1), whole)
+
+
 @pytest.mark.parametrize("same_bits", [True, False])
 def test_a_larger_block_is_taken_only_if_its_rows_have_the_same_bits(same_bits, monkeypatch):
     monkeypatch.setitem(planning._MAX_ROWS, "cpu", 16)
 
     def forward(m, x):
-        h = torch.tanh(x) if torch.rand([]) < 0.5 else x  # a draw of all rows runs alone
+        gates = [bool(torch.rand([]) < 0.5) for _ in range(3)]  # of many gates, a draw of all rows runs alone
+        h = torch.tanh(x) if sum(gates) > 1 else x
         return h if same_bits else h * (1 + 1e-6 * math.log(x.shape[0]))  # a difference like that of rounding
 
     net, inputs = Module(forward), as_inputs(torch.randn(99, 8))
     plan = make_plan(net, inputs, keys=Sampling().keys(50, 0), masks="shared")
-    assert str(plan.strategy) == "draw by draw" and plan.block_rows == (99 if same_bits else 16)
+    assert plan.strategy.name == "draw by draw" and plan.block_rows == (99 if same_bits else 16)
     assert [row for block in plan.run(inputs) for row in block.rows] == list(range(99))
 
 

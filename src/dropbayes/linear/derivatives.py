@@ -142,7 +142,7 @@ def linearise(
 ) -> list[Linearisation]:
     """Each tensor of the output, linearised, of all rows as one batch; `twice` for derivatives by the input as well."""
     profile, at_sites = inspection.profile, inspection.strategies.get("at sites")
-    net = at_sites or inspection.network()
+    net = at_sites or inspection.network().net
     source = SiteVariables(profile, SiteNames(net), sampling.ignored, tied=sampling.positions == "tied")
     leaves: Sequence[Any] = (inputs if twice else inputs.with_tensors(Tensor.detach)).leaves
     leaves = cloned_leaves(leaves) if profile.writes_input else leaves

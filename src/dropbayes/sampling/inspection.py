@@ -75,13 +75,13 @@ class Inspection:
     most_rows: int = 2**62  # that a pass takes, as far as is known
     seen: Tensor | None = None  # the least and the largest sizes of the rows that were compared with their batch
 
-    def network(self) -> nn.Module:
-        """The module to run: for a network with a state a new one, which starts from that state."""
+    def network(self) -> View:
+        """The view to run: for a network with a state a new one, which starts from that state."""
         if not self.profile.is_stateful:
-            return self.view.net
+            return self.view
         net = self.net()
         assert net is not None
-        return View(net, self.flags, own_parameters=self.owns_parameters).net
+        return View(net, self.flags, own_parameters=self.owns_parameters)
 
 
 _inspections: weakref.WeakKeyDictionary[nn.Module, tuple[NetworkState, dict[Any, Inspection]]] = (
@@ -393,8 +393,9 @@ def _failure(prober: Prober, failed: ProbeFailed, rows: str) -> Exception:
         prober(inputs.leaves, None)
     except ProbeFailed:
         return failed.error
+    first_line = str(failed).partition("\n")[0]
     return ValueError(
-        f"`net` takes the batch of {inputs.n_rows} rows but fails on {rows} ({failed.first_line}): its rows depend on "
+        f"`net` takes the batch of {inputs.n_rows} rows but fails on {rows} ({first_line}): its rows depend on "
         f"each other. {whole_arguments(inputs)}Pass row_axis=None to take the whole input as one row."
     )
 

@@ -344,8 +344,6 @@ def _hash_rows(key: int | Tensor, rows: range, units: int, device: torch.device)
 
 def _hash(key: int | Tensor, first: int, last: int, device: torch.device) -> Tensor:
     """SplitMix64's outputs `first` to `last` of the stream `key` (or of each stream of a column), as int64."""
-    if device.type == "cpu":  # NumPy's unsigned words: the same bits, without the overhead of torch calls
-        return _hash_words(key, np.arange(first, last, dtype=np.uint64))
     return _hash_numbers(key, torch.arange(first, last, device=device))
 
 
@@ -359,7 +357,7 @@ def _hash_words(key: int | Tensor, numbers: np.ndarray) -> Tensor:
 
 def _hash_numbers(key: int | Tensor, numbers: Tensor) -> Tensor:
     """SplitMix64's outputs of the given numbers: of the stream `key`, or of each stream of a column."""
-    if numbers.device.type == "cpu":
+    if numbers.device.type == "cpu":  # NumPy's unsigned words: the same bits, without the overhead of torch calls
         return _hash_words(key, numbers.numpy().view(np.uint64))
     words = numbers * as_signed(_INCREMENT) + (as_signed(key) if isinstance(key, int) else key)
     for shift, multiplier in _ROUNDS:

@@ -96,7 +96,7 @@ class Plan:
     @property
     def method(self) -> str:
         """The method of computing the moments, in words."""
-        name = "direct" if self.direct is not None else str(self.strategy)
+        name = "direct" if self.direct is not None else self.strategy.name
         return "exact" if self.exact else f"last layer integrated, {name}" if self.spec.integrate else name
 
     def replicate(self, number: int) -> Plan:
@@ -221,34 +221,42 @@ class Plan:
                 self.inspection.most_rows = 2**62
                 raise
             raise _TooManyRows from error  # of which the first did well: a cache may have room for few
-        if not all(agrees(outputs, one, row, 0, nearly=True) for row, one in alone.items()):
+        nearly = not self.profile.rows_branch
+        if not all(agrees(outputs, one, *place, nearly=nearly) for place, one in alone.items()):
             check_batch(self.net, inputs, self.inspection)
             raise UnsupportedStrategy("a network that does otherwise with many rows")
         for out, layout in zip(outputs, self.profile.outputs, strict=False):
             if layout is None and self.spec.per_row and not inputs.is_one_row and bool((out != out[:1, :1]).any()):
                 raise ValueError('`net` drops an output that has no rows, as masks="row" needs. Pass masks="shared".')
-        if self.profile.rows_branch and self.profile.sites_have_rows and rows.start == 0:
+        if self.profile.rows_branch and self.profile.sites_have_rows and rows.start == 0 and not alone:
             self._check_branches(replace(work, leaves=given), outputs)
         self.inspection.largest_block = max(self.inspection.largest_block, size * len(draws))
         if not self.spec.integrate:
             return Block(rows, draws, outputs)
         return Block(rows, draws, outputs[:-1], [mean_over_draws(outputs[-1])])
 
-    def _alone(self, work: Work, n_rows: int) -> dict[int, list[Tensor]]:
-        """Rows of the first draw by the plain loop, to compare with the first block as large as this one.
+    def _alone(self, work: Work, n_rows: int) -> dict[tuple[int, int], list[Tensor]]:
+        """Some rows by the plain loop, by their place and that of their draw, to compare with a block of them.
 
-        A trial has few rows. A network may do otherwise with many; of those it sends on, the last may find no room.
+        A trial has few rows. A network may do otherwise with many, so that the first block as large as this one is
+        compared; of rows it sends on, the last may find no room. Where a value of all rows may choose the branch of a
+        draw, one row of every draw is.
         """
         assert self.inspection is not None
-        if self.strategy.rows != "together" or len(work.rows) * len(work.draws) <= self.inspection.largest_block:
+        is_larger = len(work.rows) * len(work.draws) > self.inspection.largest_block
+        may_branch = self.profile.rows_branch and len(work.rows) > 1
+        if self.strategy.rows != "together" or not (is_larger or may_branch):
             return {}
         are_sent = any(site.layout is not None and not site.layout.inner for site in self.profile.sites)
-        inputs, work = replace(work.inputs, leaves=tuple(work.leaves)), replace(work, draws=work.draws[:1])
-        alone = {
-            row: replace(work, leaves=inputs.rows([row]), rows=work.rows[row : row + 1])
-            for row in (range(n_rows)[-8:] if are_sent else range(1))
-        }
-        return {row: evaluate(ONE_BY_ONE, self.spec, one) for row, one in alone.items()}
+        places = [(row, 0) for row in (range(n_rows)[-8:] if are_sent else range(1))]
+        if may_branch:
+            places = [(draw % n_rows, draw) for draw in range(len(work.draws))]
+        inputs, alone = replace(work.inputs, leaves=tuple(work.leaves)), dict[tuple[int, int], list[Tensor]]()
+        for row, draw in places:
+            rows, draws = work.rows[row : row + 1], work.draws[draw : draw + 1]
+            one = replace(work, leaves=inputs.rows([row]), rows=rows, draws=draws, among=work.draws)
+            alone[row, draw] = evaluate(ONE_BY_ONE, self.spec, one)
+        return alone
 
     def _check_branches(self, work: Work, outputs: list[Tensor]) -> None:
         """Raises unless rows choose branches in a batch as they do alone: where they part, and in the first draws."""

@@ -55,11 +55,6 @@ class ProbeFailed(Exception):
         super().__init__(f"{type(error).__name__}: {error}")
         self.recorder, self.error = recorder, error
 
-    @property
-    def first_line(self) -> str:
-        """The error in one line."""
-        return str(self).partition("\n")[0]
-
 
 def is_ignored(ignored: tuple[str, ...], name: str, module: nn.Module) -> bool:
     """Whether a module is named in `ignored`: by its class, its name, or the name of a module it is in."""

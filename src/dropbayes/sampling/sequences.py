@@ -6,6 +6,7 @@ in a second probe, holds the sequence's positions. An axis that grows in any oth
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import PyTree
 
 from dropbayes.sampling.inputs import Inputs, is_cache
+from dropbayes.sampling.layouts import site_names
 from dropbayes.sampling.probes import Probe, ProbeFailed, Prober
 from dropbayes.tracing import PositionAxis, Site
 from dropbayes.tracing.views import Flags
@@ -100,7 +102,9 @@ def sequence_lengths(inputs: Inputs) -> tuple[int, ...]:
     decoder = 1 if lengths[1] else 0
     masks = _lengths(inputs, ("attention_mask",))
     for cache in filter(is_cache, inputs.leaves):
-        past = _past_length(cache)
+        past: int | None = None
+        with contextlib.suppress(ValueError):  # the states of a recurrence have no length
+            past = int(cache.get_seq_length())
         if past is None and masks[decoder] <= lengths[decoder]:
             raise ValueError(
                 f'`positions` "per_position" needs the length of the cache, which {type(cache).__name__} of '
@@ -123,14 +127,6 @@ def _lengths(inputs: Inputs, names: tuple[str, ...]) -> list[int]:
             if _sequence_name(name) in names:
                 lengths[sequence] = max(lengths[sequence], leaf.shape[axis])
     return lengths
-
-
-def _past_length(cache: Any) -> int | None:
-    """The number of positions that a cache holds; None if unknown (states of a recurrence)."""
-    try:
-        return int(cache.get_seq_length())
-    except ValueError:
-        return None
 
 
 def form(inputs: Inputs) -> tuple[Any, ...]:
@@ -165,7 +161,7 @@ def _probes(
     for growths in (_LONGER, _SHORTER):
         try:
             probes = [prober(_resize(prober.inputs, axes, by), flags) for by in growths]
-        except (ProbeFailed, _TooShort) as failed:
+        except (ProbeFailed, ValueError) as failed:
             failure = failure or failed
             continue
         for seen in probes:
@@ -175,10 +171,6 @@ def _probes(
         f"`positions` cannot be found: the network takes its input in no other length ({failure}). Pass a shorter "
         "input, or leave `positions` out."
     )
-
-
-class _TooShort(Exception):
-    """A sequence that cannot be made shorter."""
 
 
 def _resize(inputs: Inputs, axes: list[tuple[tuple[int, int], ...]], growth: tuple[int, ...]) -> list[Any]:
@@ -193,7 +185,7 @@ def _resize(inputs: Inputs, axes: list[tuple[tuple[int, int], ...]], growth: tup
 def _resize_along(tensor: Tensor, axis: int, by: int, counted: bool) -> Tensor:
     size = tensor.shape[axis]
     if size + by < 1:
-        raise _TooShort("an input of one position cannot be shorter")
+        raise ValueError("an input of one position cannot be shorter")
     if by < 0:
         return tensor.narrow(axis, 0, size + by)
     last = tensor.narrow(axis, size - 1, 1).repeat(*(by if a == axis else 1 for a in range(tensor.dim())))
@@ -204,7 +196,7 @@ def _resize_along(tensor: Tensor, axis: int, by: int, counted: bool) -> Tensor:
 
 
 def _check_same_sites(chosen: Probe, seen: Probe) -> None:
-    names, others = ([site.name for site in one.recorder.sites] for one in (chosen, seen))
+    names, others = site_names(chosen), site_names(seen)
     if names == others:
         return
     differing = next((a for a in [*others, *names] if (a in names) != (a in others)), names[0])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -121,9 +121,9 @@ class KeyedSource(SiteSource):
         one_draw = len(self.draws) == 1 or (self.level is not None and not self.spec.profile.rows_together)
         return (self._chosen is not None or (len(self.rows) == 1 and one_draw)) and not self.spec.integrate
 
-    def follow(self, net: nn.Module) -> None:
-        """Tells sites by name, and what calls them, by the modules of `net`."""
-        self.names = SiteNames(net)
+    def follow(self, running: Mapping[int, str] | nn.Module) -> None:
+        """Tells sites by name, and what calls them, by the modules that run."""
+        self.names = SiteNames(running)
 
     # What the handlers of stochastic operations ask -------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import PyTree
 
 from dropbayes.runtime.devices import is_out_of_memory
@@ -21,7 +21,7 @@ from dropbayes.sampling.masks import derived_seed
 from dropbayes.sampling.source import KeyedSource, MaskSpec, NetworkChanged, Parted, transform_depth
 from dropbayes.tracing import Interception, RowLayout, Site, UnsupportedStrategy
 from dropbayes.tracing.generators import keyed_generators, seed_generators
-from dropbayes.tracing.views import eagerly
+from dropbayes.tracing.views import View, eagerly
 
 
 @dataclass(frozen=True)
@@ -32,33 +32,28 @@ class Strategy:
         draws: "folded" into the batch beside the rows, "mapped" over with `torch.func.vmap` (which computes the layers
             before the first site once), or one at a "single" time.
         rows: "together" as a batch, "mapped" over, "parted" as they read different values, or one at a "single" time.
+        name: The strategy in words.
     """
 
     draws: Literal["folded", "mapped", "single"]
     rows: Literal["together", "mapped", "parted", "single"]
-
-    def __str__(self) -> str:
-        return {
-            ("folded", "together"): "folded",
-            ("mapped", "together"): "mapped",
-            ("mapped", "mapped"): "mapped over rows",
-            ("mapped", "parted"): "branch by branch",
-            ("single", "together"): "draw by draw",
-            ("mapped", "single"): "row by row",
-        }.get((self.draws, self.rows), "one by one")
+    name: str
 
 
-FOLDED, MAPPED = Strategy("folded", "together"), Strategy("mapped", "together")
-MAPPED_ROWS, BY_BRANCH = Strategy("mapped", "mapped"), Strategy("mapped", "parted")
-DRAW_BY_DRAW, ROW_BY_ROW = Strategy("single", "together"), Strategy("mapped", "single")
-ONE_BY_ONE = Strategy("single", "single")
+FOLDED = Strategy("folded", "together", "folded")
+MAPPED = Strategy("mapped", "together", "mapped")
+MAPPED_ROWS = Strategy("mapped", "mapped", "mapped over rows")
+BY_BRANCH = Strategy("mapped", "parted", "branch by branch")
+DRAW_BY_DRAW = Strategy("single", "together", "draw by draw")
+ROW_BY_ROW = Strategy("mapped", "single", "row by row")
+ONE_BY_ONE = Strategy("single", "single", "one by one")
 
 
 @dataclass(frozen=True)
 class Work:
     """Some draws of some rows: `rows` are their indices, by which per-row masks are keyed."""
 
-    network: Callable[[], nn.Module]  # the view to run: a new one each time if the network has a state
+    network: Callable[[], View]  # the view to run: a new one each time if the network has a state
     inputs: Inputs
     leaves: list[PyTree]
     draws: range
@@ -105,10 +100,10 @@ def _one_row(work: Work, index: int) -> Work:
 
 
 def _run(source: KeyedSource, work: Work, leaves: list[PyTree]) -> list[Tensor]:
-    net, profile = work.network(), source.spec.profile
-    source.follow(net)
+    view, profile = work.network(), source.spec.profile
+    source.follow(view.paths)
     with Interception(source):
-        tensors, structure = split(eagerly(work.inputs.call)(net, leaves))
+        tensors, structure = split(eagerly(work.inputs.call)(view.net, leaves))
     if profile.draws_branch and structure.leaves != profile.structure.leaves:
         raise ValueError(
             "`net` must return numbers as tensors: its output holds a Python number that depends on the draw. Return "
@@ -164,6 +159,8 @@ def rows_first(out: Tensor, layout: RowLayout | None, n_draws: int, n_rows: int)
                 "number depends on the values of a row. Return a tensor of one shape, padded, with a mask."
             )
         raise UnsupportedStrategy("an output with rows along another axis")
+    if n_draws == 1 and layout == RowLayout(0, 1):
+        return out[None]
     split_out = out.unflatten(layout.axis, (n_draws, n_rows, layout.inner))
     moved = split_out.movedim((layout.axis, layout.axis + 1), (0, 1))
     return moved.squeeze(2 + layout.axis) if layout.inner == 1 else moved

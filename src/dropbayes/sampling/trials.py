@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
@@ -43,6 +44,7 @@ from dropbayes.tracing.views import View
 # on a GPU at least this many operations saved.
 _SHARED_PREFIX = {"cpu": 0.05, "cuda": 0.2}
 _SAVED_OPERATIONS = {"cpu": 0.0, "cuda": 1e12}
+_SMALL_NETWORK = 1e5  # operations of a row: fewer take no longer than their calls
 
 
 def chosen_strategy(inspection: Inspection, inputs: Inputs, spec: MaskSpec) -> Strategy:
@@ -62,10 +64,16 @@ def _candidates(profile: Profile, per_row: bool, shares_prefix: bool, is_one_row
     """The strategies worth a trial, from the fastest on; the plain loop needs none."""
     together = is_one_row or not (profile.rows_depend or profile.one_row)
     apart = [] if is_one_row or profile.host_random or profile.seeds_torch else [BY_BRANCH]
-    if profile.rows_branch:
-        return apart
+    if profile.rows_branch:  # as a batch, one row of every draw is compared with that row alone
+        together = together and profile.rows_together and (profile.sites_have_rows or not per_row)
+        return [*apart, *([DRAW_BY_DRAW] if together else [])]
     if profile.draws_branch or profile.host_random:
-        return [DRAW_BY_DRAW] if together and not per_row else apart
+        if not together or per_row:
+            return apart
+        # Of a small network, the draws that go one way are one pass; of many gates, each draw goes its own.
+        n_gates = sum(site.is_random and not site.layout and math.prod(site.shape) == 1 for site in profile.sites)
+        is_small = n_gates <= 2 and profile.prefix_cost + profile.suffix_cost < _SMALL_NETWORK
+        return [*(apart if is_small else []), DRAW_BY_DRAW]
     if not together:
         # A batch may do where the number is seen to vary with the rows: the trial then shows that it does no harm.
         together = profile.numbers_vary and not (per_row or profile.one_row)
@@ -99,7 +107,7 @@ def _first_that_agrees(inspection: Inspection, inputs: Inputs, spec: MaskSpec, c
     def agrees_in_double(strategy: Strategy) -> bool:
         try:
             view = View(copy.deepcopy(inspection.net()).double(), inspection.flags)  # type: ignore[union-attr]
-            exact = double_inputs(rows), lambda: view.net
+            exact = double_inputs(rows), lambda: view
             return agrees(run(strategy, *exact), run(ONE_BY_ONE, *exact, alone=True), second, 1)
         except Exception:  # the network supports one precision only
             return False

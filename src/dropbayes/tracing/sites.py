@@ -126,13 +126,15 @@ class SiteNames:
         """The modules whose code is running, from the innermost (alone, on request) to the network itself."""
         frame, paths, found = sys._getframe(1), self.paths, list[tuple[str, nn.Module]]()
         while frame is not None:  # reading the callers' variables would keep them alive
-            owner = frame.f_locals.get("self")
+            code = frame.f_code
+            has_self = "self" in (*code.co_varnames, *code.co_freevars, *code.co_cellvars)
+            owner = frame.f_locals.get("self") if has_self else None  # all variables are copied for that
             path = paths.get(id(owner))
             if path is not None and owner is not None:
                 found.append((path, owner))
                 if innermost or not path:
                     return found
-            elif owner is not None and self._originals.get(id(owner)) is owner and frame.f_code.co_name == "forward":
+            elif owner is not None and self._originals.get(id(owner)) is owner and code.co_name == "forward":
                 raise ValueError(
                     f"`net` reaches its own {type(owner).__name__} past its module tree (by a closure, a global or a "
                     "library's hook), where it cannot be watched. Register the module as a submodule and call it from "

@@ -120,7 +120,7 @@ class View:
             for module in self._originals:
                 self._clones[id(module)].__dict__["_parameters"] = dict(module._parameters)
 
-    @property
+    @functools.cached_property
     def paths(self) -> dict[int, str]:
         """The name of each module of the view, by the module's id."""
         return {id(clone): self._names[original] for original, clone in self._clones.items()}
