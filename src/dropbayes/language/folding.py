@@ -47,7 +47,7 @@ class FoldedDraws:
     def __init__(self, net: nn.Module, keys: Keys, draws: range, sampling: Sampling) -> None:
         self.net, self.keys, self.draws, self.sampling = net, keys, draws, sampling
         self._known: dict[Any, Inspection] = {}
-        self._views: dict[int, nn.Module] = {}
+        self._views: dict[int, View] = {}
         self._source: KeyedSource | None = None
         self._n_rows = 0
         self._alike = True
@@ -59,11 +59,11 @@ class FoldedDraws:
         spec = mask_spec(inspection.profile, inputs, keys=self.keys, masks="shared", sampling=self.sampling)
         source = KeyedSource(spec, self.draws, range(n_rows), folded=True)
         self._source, self._alike, view = source, alike, self._view(inspection)
-        source.follow(view)
+        source.follow(view.paths)
         folded = pytree.tree_map_only(Tensor, self._fold, arguments, is_leaf=is_cache)
         try:
             with Interception(source):
-                output = eagerly(view.__call__)(**folded)
+                output = eagerly(view.net.__call__)(**folded)
             source.finish(split(output)[0])
         except (NetworkChanged, UnsupportedStrategy) as changed:
             raise ValueError(
@@ -113,12 +113,12 @@ class FoldedDraws:
         is_text = leaf.dim() > 2 or (leaf.dim() > 1 and not leaf.is_floating_point())
         return leaf[: self._n_rows] if is_whole and is_text else leaf
 
-    def _view(self, inspection: Inspection) -> nn.Module:
+    def _view(self, inspection: Inspection) -> View:
         """A view of the model in which blocks before the first site run once for all draws."""
         if id(inspection) not in self._views:
-            view = View(self.net, inspection.flags).net
+            view = View(self.net, inspection.flags)
             paths = [site.path for site in inspection.profile.sites if site.is_random]
-            for path, container in view.named_modules():
+            for path, container in view.net.named_modules():
                 for name, block in container.named_children() if isinstance(container, nn.ModuleList) else ():
                     child = f"{path}.{name}"
                     if not any(f"{site}.".startswith(f"{child}.") for site in paths):

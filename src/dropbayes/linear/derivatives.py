@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import PyTree, tree_map
 
 from dropbayes.linear.points import N_POINTS, gaussian_points
@@ -142,8 +142,8 @@ def linearise(
 ) -> list[Linearisation]:
     """Each tensor of the output, linearised, of all rows as one batch; `twice` for derivatives by the input as well."""
     profile, at_sites = inspection.profile, inspection.strategies.get("at sites")
-    net = at_sites or inspection.network().net
-    source = SiteVariables(profile, SiteNames(net), sampling.ignored, tied=sampling.positions == "tied")
+    view = at_sites or inspection.network()
+    source = SiteVariables(profile, SiteNames(view.paths), sampling.ignored, tied=sampling.positions == "tied")
     leaves: Sequence[Any] = (inputs if twice else inputs.with_tensors(Tensor.detach)).leaves
     leaves = cloned_leaves(leaves) if profile.writes_input else leaves
     seeded = keyed_generators(None) if profile.seeds_torch else contextlib.nullcontext()
@@ -152,7 +152,7 @@ def linearise(
     before = _at_sites.set(mode)
     try:
         with seeded, mode if at_sites is None else contextlib.nullcontext():
-            tensors, _ = split(eagerly(inputs.call)(net, leaves))
+            tensors, _ = split(eagerly(inputs.call)(view.net, leaves))
     finally:
         _at_sites.reset(before)
     if at_sites is not None and len(source.variables) < profile.n_random:
@@ -171,7 +171,7 @@ def linearise(
 _at_sites: ContextVar[Interception] = ContextVar("at_sites")
 
 
-def _view_at_sites(inspection: Inspection) -> nn.Module | None:
+def _view_at_sites(inspection: Inspection) -> View | None:
     """A view of a network whose modules that drop enter the mode themselves: it takes a fifth of a forward pass.
 
     None if something else may ask for the mode: hooks, random numbers of the network's own, another branch. The first
@@ -183,12 +183,12 @@ def _view_at_sites(inspection: Inspection) -> nn.Module | None:
         return None
     view = View(net, inspection.flags, own_buffers=False)
     view.forget_network()
-    again = SiteValues(profile, SiteNames(None), (), tied=False)
+    again = SiteValues(profile, SiteNames({}), (), tied=False)
     for module in map(view.net.get_submodule, paths):
         if module is view.net or module._forward_hooks or module._forward_pre_hooks:
             return None
         module.__dict__["forward"] = functools.partial(_run_at_site, module.forward, again)
-    return view.net
+    return view
 
 
 def _run_at_site(forward: Callable[..., PyTree], again: Source, *args: Any, **kwargs: Any) -> PyTree:

@@ -103,7 +103,7 @@ class KeyedSource(SiteSource):
         among: range | None = None, learned: dict[str, Site] | None = None,
         pairs: tuple[Tensor, Tensor] | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(spec.profile, SiteNames(None), spec.ignored)
+        super().__init__(spec.profile, SiteNames({}), spec.ignored)
         self.spec, self.draws, self.rows, self._new = spec, draws, rows, learned
         self._among = draws if among is None else among
         self.folded, self.rows_mapped, self._chosen = folded, rows_mapped, pairs
@@ -121,9 +121,9 @@ class KeyedSource(SiteSource):
         one_draw = len(self.draws) == 1 or (self.level is not None and not self.spec.profile.rows_together)
         return (self._chosen is not None or (len(self.rows) == 1 and one_draw)) and not self.spec.integrate
 
-    def follow(self, running: Mapping[int, str] | nn.Module) -> None:
-        """Tells sites by name, and what calls them, by the modules that run."""
-        self.names = SiteNames(running)
+    def follow(self, paths: Mapping[int, str]) -> None:
+        """Tells sites by name, and what calls them, by the names of the modules that run, by id."""
+        self.names = SiteNames(paths)
 
     # What the handlers of stochastic operations ask -------------------------------------------------------------------
 

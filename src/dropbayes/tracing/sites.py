@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -105,26 +104,17 @@ class SiteNames:
     """The names of the sites of one forward pass, in the order of execution.
 
     Args:
-        running: The network that runs, or the names of its modules by id.
+        paths: The names of the modules that run, by id.
         originals: The modules in whose place they run, by id: that one of them runs itself is an error.
     """
 
-    def __init__(
-        self, running: Mapping[int, str] | nn.Module | None, originals: Mapping[int, nn.Module] | None = None
-    ) -> None:
-        self._running, self._originals = running, originals or {}
+    def __init__(self, paths: Mapping[int, str], originals: Mapping[int, nn.Module] | None = None) -> None:
+        self._paths, self._originals = paths, originals or {}
         self._calls: dict[str, int] = {}
-
-    @functools.cached_property
-    def paths(self) -> Mapping[int, str]:
-        """The names of the modules by id, made when one is first asked for."""
-        if isinstance(self._running, nn.Module):
-            return {id(module): path for path, module in self._running.named_modules()}
-        return self._running or {}
 
     def callers(self, *, innermost: bool = False) -> list[tuple[str, nn.Module]]:
         """The modules whose code is running, from the innermost (alone, on request) to the network itself."""
-        frame, paths, found = sys._getframe(1), self.paths, list[tuple[str, nn.Module]]()
+        frame, paths, found = sys._getframe(1), self._paths, list[tuple[str, nn.Module]]()
         while frame is not None:  # reading the callers' variables would keep them alive
             code = frame.f_code
             has_self = "self" in (*code.co_varnames, *code.co_freevars, *code.co_cellvars)

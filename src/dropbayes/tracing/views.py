@@ -105,6 +105,7 @@ class View:
         self.generators: list[Any] = []
         self._originals: list[nn.Module] = []
         self.net = self._clone(net, "")
+        self.paths = {id(clone): self._names[original] for original, clone in self._clones.items()}  # names by id
         self._switches = any(_switches(module) for module in self._originals)
         for state, key, value in [entry for module in self._originals for entry in self._fill(module)]:
             state[key] = self._copy(value)
@@ -119,11 +120,6 @@ class View:
         if self._switches and not (self._own_parameters or self.moves_weights):
             for module in self._originals:
                 self._clones[id(module)].__dict__["_parameters"] = dict(module._parameters)
-
-    @functools.cached_property
-    def paths(self) -> dict[int, str]:
-        """The name of each module of the view, by the module's id."""
-        return {id(clone): self._names[original] for original, clone in self._clones.items()}
 
     @property
     def originals(self) -> dict[int, nn.Module]:
