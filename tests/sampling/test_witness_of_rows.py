@@ -4,7 +4,9 @@ Each group is a cause; its members differ in clothes only.
 """
 
 import copy
+import random
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -275,3 +277,29 @@ def test_loaders_with_targets_are_taken_for_their_inputs(make):
     torch.testing.assert_close(db.predict(wrapped, loader, progress=False).std, db.predict(wrapped, rows()).std)
     judged = db.evaluate(wrapped, loader, likelihood=db.Gaussian(1.0), progress=False)
     assert judged.n_rows == 5
+
+
+def numpy_noise(shape):
+    return torch.from_numpy(np.random.binomial(1, 0.7, shape).astype(np.float32)) / 0.7
+
+
+def numbers_of_a_list(shape):
+    return torch.tensor([[random.random() < 0.7 for _ in range(shape[1])] for _ in range(shape[0])]) / 0.7
+
+
+def bits_of_torch(shape):
+    return 2.0 * torch.empty(shape).random_(0, 2)  # has no handler
+
+
+@pytest.mark.parametrize("noise", [numpy_noise, numbers_of_a_list, bits_of_torch])
+@pytest.mark.parametrize("seed", range(3))
+def test_noise_of_the_host_for_each_row_is_what_the_row_has_alone(noise, seed):
+    def forward(m, x):
+        h = torch.relu(m.a(x))  # of which few units may be more than zero, so that noises agree by chance
+        return m.o(h * noise(h.shape) if m.training else h)
+
+    torch.manual_seed(seed)
+    net, x = Module(forward, a=nn.Linear(5, 8), o=nn.Linear(8, 2)).eval(), torch.randn(4, 5)
+    whole = db.draws(net, x, n_draws=5)
+    for row in range(4):
+        torch.testing.assert_close(db.draws(net, x[row : row + 1], n_draws=5), whole[:, row : row + 1])

@@ -327,7 +327,8 @@ def _profile(batch: Probe, alone: Probe, probes: list[Probe], n_rows: int) -> Pr
         structure=batch.structure,
         last_layer=recorder.is_integrable(alone.tensors) and not draws_branch,
         reads_rows=any(rowed for _, rowed, _ in reads),
-        rows_depend=any(rowed and number and not drawn for drawn, rowed, number in reads),
+        rows_depend=any(rowed and number and not drawn for drawn, rowed, number in reads)
+        or any(probe.host.left != batch.host.left for probe in probes),  # other numbers of the host for other rows
         draws_branch=draws_branch,
         rows_branch=rows_branch,
         numbers_vary=any(probe.watch.numbers != probes[0].watch.numbers for probe in probes),

@@ -221,8 +221,7 @@ class Plan:
                 self.inspection.most_rows = 2**62
                 raise
             raise _TooManyRows from error  # of which the first did well: a cache may have room for few
-        nearly = not self.profile.rows_branch
-        if not all(agrees(outputs, one, *place, nearly=nearly) for place, one in alone.items()):
+        if not all(agrees(outputs, one, *place, nearly=not self.profile.rows_branch) for place, one in alone.items()):
             check_batch(self.net, inputs, self.inspection)
             raise UnsupportedStrategy("a network that does otherwise with many rows")
         for out, layout in zip(outputs, self.profile.outputs, strict=False):

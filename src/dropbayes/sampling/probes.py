@@ -109,6 +109,7 @@ class Prober:
         except Exception as error:
             raise ProbeFailed(recorder, error) from error
         host.moved += ["torch's generator"] if watch.draws_by_generator else []
+        host.left["torch's generator"] = watch.draws_by_generator
         tensors, structure = split(output)
         changes = [] if view.state.holds(view.net) else view.state.changes(view.net)
         if not (changes or host.moved or host.unkeyed or self.owns_parameters):

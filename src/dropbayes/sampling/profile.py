@@ -25,7 +25,7 @@ class Profile:
     rows_together: bool = True  # several rows can go through the network as one batch
     one_row: bool = False  # it was seen on a single row, and takes no batch or gives its rows other outputs there
     reads_rows: bool = False  # Python reads a value that depends on the rows, and may branch on it
-    rows_depend: bool = False  # Python reads a number that depends on the rows: each row runs alone
+    rows_depend: bool = False  # Python reads a number, or the host draws some, by the rows: each row runs alone
     numbers_vary: bool = False  # and that number is another for another row, or for a batch
     draws_branch: bool = False  # Python reads a value that depends on a draw: the draws run one at a time
     rows_branch: bool = False  # and that depends on the rows as well: each row of each draw runs alone

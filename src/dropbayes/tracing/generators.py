@@ -117,6 +117,7 @@ class HostDraws:
 
     def __init__(self, named: frozenset[str], private: list[Any]) -> None:
         self.moved: list[str] = []  # the global generators that the pass drew from
+        self.left: dict[str, Any] = {}  # their states at its end: passes that begin alike show what they drew
         self.unkeyed: list[str] = []  # and those that no seed controls
         self._seeds, self._private = bool(named & {"manual_seed", "seed"}), private
         self._looks = bool(named) or threading.active_count() == 1
@@ -139,8 +140,8 @@ class HostDraws:
         if not self._looks:
             return
         try:
-            now = _global_states()
-            self.moved = [name for name, state in self._before.items() if now.get(name) != state]
+            self.left = _global_states()
+            self.moved = [name for name, state in self._before.items() if self.left.get(name) != state]
             if self.moved:
                 _restore(self._before)
             seeded = torch.default_generator.initial_seed() != self._start_seed

@@ -39,7 +39,7 @@ class Watch(TorchDispatchMode):
     def __init__(self, rows: Iterable[Tensor] = (), shared: Mapping[str, Tensor] | None = None) -> None:
         super().__init__()
         self.unaccounted: list[str] = []  # random operations that were not replaced and take no generator
-        self.draws_by_generator = False  # and others, which draw from torch's own
+        self.draws_by_generator = 0  # and the numbers that others draw from torch's own
         self.reads: set[Read] = set()
         self.numbers: list[Any] = []  # that Python read and that depend on the rows
         self.writes_input = False
@@ -101,13 +101,13 @@ class Watch(TorchDispatchMode):
     ) -> PyTree:
         kwargs = kwargs or {}
         given = {key for tensor in _tensors((*args, *kwargs.values())) if (key := storage(tensor))}
-        tags = func.tags
+        tags, by_generator = func.tags, False
         is_random = torch.Tag.nondeterministic_seeded in tags and _draws(func, args, kwargs)
         if is_random and kwargs.get("generator") is None and not self.is_seeded():
             func = _with_generator(func)
             if any(argument.name == "generator" for argument in func._schema.arguments):
                 device = next((tensor.device for tensor in _tensors(args)), torch.device("cpu"))
-                self.draws_by_generator |= device.type == "cpu"
+                by_generator = device.type == "cpu"
                 kwargs = {**kwargs, "generator": torch.Generator(device)}  # torch's own, which is the user's, stays
             if kwargs.get("generator") is None or kwargs["generator"].device.type != "cpu":  # which alone is keyed
                 self.unaccounted.append(func.overloadpacket.__name__)
@@ -125,6 +125,7 @@ class Watch(TorchDispatchMode):
         self.writes_input |= bool(written & self._rows.keys())
         result = func(*args, **kwargs)
         for tensor in _tensors(result if isinstance(result, (tuple, list)) else (result,)):
+            self.draws_by_generator += tensor.numel() if by_generator else 0
             self._hold(tensor, given, (drawn, rowed, is_sized and tensor.dim() > 0))
         if func is torch.ops.aten._pack_padded_sequence.default and not _marks({storage(args[1])}, self._drawn):
             self.unmark(result[1])  # the number of sequences at each step depends on their lengths alone
