@@ -72,8 +72,6 @@ class Inputs:
 
     def call(self, net: Callable[..., Any], leaves: Sequence[Any]) -> PyTree:
         """The network's output for these leaves."""
-        if self.spec is _ONE_ARGUMENT:
-            return net(leaves[0])
         args, kwargs = pytree.tree_unflatten(list(leaves), self.spec)
         return net(*args, **kwargs)
 

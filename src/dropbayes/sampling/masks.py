@@ -347,18 +347,14 @@ def _hash(key: int | Tensor, first: int, last: int, device: torch.device) -> Ten
     return _hash_numbers(key, torch.arange(first, last, device=device))
 
 
-def _hash_words(key: int | Tensor, numbers: np.ndarray) -> Tensor:
-    stream = np.uint64(key) if isinstance(key, int) else key.numpy().view(np.uint64)
-    state = numbers * np.uint64(_INCREMENT) + stream
-    for shift, multiplier in _ROUNDS:
-        state = (state ^ (state >> np.uint64(shift))) * np.uint64(multiplier)
-    return torch.from_numpy((state ^ (state >> np.uint64(31))).view(np.int64))
-
-
 def _hash_numbers(key: int | Tensor, numbers: Tensor) -> Tensor:
     """SplitMix64's outputs of the given numbers: of the stream `key`, or of each stream of a column."""
     if numbers.device.type == "cpu":  # NumPy's unsigned words: the same bits, without the overhead of torch calls
-        return _hash_words(key, numbers.numpy().view(np.uint64))
+        stream = np.uint64(key) if isinstance(key, int) else key.numpy().view(np.uint64)
+        state = numbers.numpy().view(np.uint64) * np.uint64(_INCREMENT) + stream
+        for shift, multiplier in _ROUNDS:
+            state = (state ^ (state >> np.uint64(shift))) * np.uint64(multiplier)
+        return torch.from_numpy((state ^ (state >> np.uint64(31))).view(np.int64))
     words = numbers * as_signed(_INCREMENT) + (as_signed(key) if isinstance(key, int) else key)
     for shift, multiplier in _ROUNDS:
         words = (words ^ _shift_right(words, shift)) * as_signed(multiplier)

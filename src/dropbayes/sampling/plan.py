@@ -237,9 +237,8 @@ class Plan:
     def _alone(self, work: Work, n_rows: int) -> dict[tuple[int, int], list[Tensor]]:
         """Some rows by the plain loop, by their place and that of their draw, to compare with a block of them.
 
-        A trial has few rows. A network may do otherwise with many, so that the first block as large as this one is
-        compared; of rows it sends on, the last may find no room. Where a value of all rows may choose the branch of a
-        draw, one row of every draw is.
+        A trial has few rows. A network may do otherwise with many: the first block as large as this one is compared; of
+        rows that are sent on the last, which may find no room; where all rows may choose a branch, a row of each draw.
         """
         assert self.inspection is not None
         is_larger = len(work.rows) * len(work.draws) > self.inspection.largest_block
@@ -438,19 +437,26 @@ def _with_direct_sizes(plan: Plan, inputs: Inputs) -> Plan:
 def _with_fitting_blocks(plan: Plan, inputs: Inputs, pairs: int) -> Plan:
     """The plan with all rows in one block, if they then have the same bits: draws run one at a time pay for each call.
 
-    A few draws show it, in blocks of both sizes: of a single number, the bits may agree by chance.
+    Where rows may choose branches together, it is the plain loop unless they have its bits.
     """
     rows = min(inputs.n_rows, pairs) if inputs.n_rows > plan.block_rows else 2 ** math.ceil(math.log2(inputs.n_rows))
-    if rows == plan.block_rows or inputs.is_one_row:
-        return plan
-    key = ("size", plan.block_rows, rows, plan.spec.per_row, torch.get_num_threads())
+    larger = replace(plan, block_rows=rows)
+    if rows != plan.block_rows and not inputs.is_one_row and _same_bits(plan, larger, inputs):
+        plan = larger
+    alone = replace(plan, strategy=ONE_BY_ONE, block_rows=_COMPARED_ROWS)
+    may_differ = plan.profile.rows_branch and (inputs.n_rows == 1 or not _same_bits(plan, alone, inputs))
+    return alone if may_differ else plan
+
+
+def _same_bits(plan: Plan, other: Plan, inputs: Inputs) -> bool:
+    """Whether a few draws have the same bits by both plans: of a single number, they may agree by chance."""
+    key = ("bits", plan.block_rows, other.block_rows, other.strategy, plan.spec.per_row, torch.get_num_threads())
     assert plan.inspection is not None
     known = plan.inspection.strategies
     if key not in known:
-        few = replace(plan, draws=plan.draws[: math.ceil(2 * _COMPARED_ROWS / inputs.n_rows)])
-        sizes = (few, replace(few, block_rows=rows))
-        known[key] = all(map(torch.equal, *(each.collected(inputs)[0] for each in sizes)))
-    return replace(plan, block_rows=rows) if known[key] else plan
+        few = plan.draws[: math.ceil(2 * _COMPARED_ROWS / inputs.n_rows)]
+        known[key] = all(map(torch.equal, *(replace(p, draws=few).collected(inputs)[0] for p in (plan, other))))
+    return bool(known[key])
 
 
 def _block_shape(
