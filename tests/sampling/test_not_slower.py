@@ -341,18 +341,6 @@ def test_rows_that_choose_a_branch_together_are_refused():
         db.predict(net, x, n_draws=30)
 
 
-def read_by_numpy(self, h):
-    return self.o(torch.from_numpy(np.tanh(h.detach().numpy())))
-
-
-def read_as_a_list(self, h):
-    return self.o(h) / torch.tensor([1 + number for number in h.sum(1).tolist()])[:, None]
-
-
-def read_row_by_row(self, h):
-    return torch.stack([self.o(row) / (1 + row.norm().item()) for row in h])
-
-
 def reading(read):
     def function(self, x):
         return read(self, self.d(torch.relu(self.a(x))))
@@ -361,43 +349,12 @@ def reading(read):
     return Noted(function, **children), torch.randn(16, 8)
 
 
-@pytest.mark.parametrize("read", [read_by_numpy, read_as_a_list, read_row_by_row])
-@pytest.mark.parametrize("masks", ["shared", "row"])
-def test_numbers_that_are_read_of_a_batch_take_a_pass_for_each_draw_and_one_of_a_row(read, masks):
-    net, x = made(lambda: reading(read))
-    options = {"masks": masks, "sampling": db.Sampling(batch_invariant=False)}
-    assert db.predict(net, x, n_draws=30, **options).method == "draw by draw"
-    calls, rows = passes(lambda: db.predict(net, x, n_draws=30, seed=1, **options))
-    assert calls <= 60 and rows <= 17 * 30, (calls, rows)
-    assert_law(net, x[:3], **options)
-    assert_same_alone(net, x, rows=(0, 7, 15), bits=True)
-
-
-@pytest.mark.parametrize("masks", ["shared", "row"])
-def test_they_do_so_too_where_a_row_has_the_bits_that_it_has_alone(masks):
-    def function(self, x):
-        h = self.d(torch.relu(self.a(x)))
-        return self.o(h) / torch.tensor([1 + number for number in h.mean((1, 2)).tolist()])[:, None, None]
-
-    children = {"a": nn.Linear(32, 32), "d": nn.Dropout(0.2), "o": nn.Linear(32, 2)}
-    net, x = made(lambda: (Noted(function, **children), torch.randn(16, 8, 32)))
-    used = db.predict(net, x, n_draws=30, masks=masks).method
-    assert used in ("draw by draw", "one by one")
-    if used == "draw by draw":  # as the processor's products have it
-        assert passes(lambda: db.predict(net, x, n_draws=30, seed=1, masks=masks))[0] <= 60
-    assert_same_alone(net, x, rows=(0, 7, 15), bits=True)
-    calls, _ = passes(lambda: db.predict(net, x[:1], n_draws=30, seed=1, masks=masks))
-    calls, _ = passes(lambda: db.predict(net, x[:1], n_draws=30, seed=2, masks=masks))
-    assert calls <= 31, calls  # one row takes no more than its draws
-
-
 @pytest.mark.parametrize("masks", ["shared", "row"])
 @pytest.mark.parametrize("limit", [0.3, 0.45, 0.52, 0.58])
-@pytest.mark.parametrize("invariant", [True, False])
-def test_a_number_of_all_rows_that_chooses_a_branch_is_refused(limit, masks, invariant):
+def test_a_number_of_all_rows_that_chooses_a_branch_is_refused(limit, masks):
     net, x = made(lambda: reading(lambda self, h: self.o(h) if h.mean(1).max().item() > limit else self.p(h)))
     with pytest.raises(ValueError, match="rows depend on each other"):
-        db.predict(net, x, n_draws=30, masks=masks, sampling=db.Sampling(batch_invariant=invariant))
+        db.predict(net, x, n_draws=30, masks=masks)
 
 
 def test_the_draws_of_a_small_network_with_one_gate_are_a_pass_for_each_branch():

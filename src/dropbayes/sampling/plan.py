@@ -221,40 +221,34 @@ class Plan:
                 self.inspection.most_rows = 2**62
                 raise
             raise _TooManyRows from error  # of which the first did well: a cache may have room for few
-        if not all(agrees(outputs, one, *place, nearly=not self.profile.rows_branch) for place, one in alone.items()):
+        if not all(agrees(outputs, one, row, 0, nearly=True) for row, one in alone.items()):
             check_batch(self.net, inputs, self.inspection)
             raise UnsupportedStrategy("a network that does otherwise with many rows")
         for out, layout in zip(outputs, self.profile.outputs, strict=False):
             if layout is None and self.spec.per_row and not inputs.is_one_row and bool((out != out[:1, :1]).any()):
                 raise ValueError('`net` drops an output that has no rows, as masks="row" needs. Pass masks="shared".')
-        if self.profile.rows_branch and self.profile.sites_have_rows and rows.start == 0 and not alone:
+        if self.profile.rows_branch and self.profile.sites_have_rows and rows.start == 0:
             self._check_branches(replace(work, leaves=given), outputs)
         self.inspection.largest_block = max(self.inspection.largest_block, size * len(draws))
         if not self.spec.integrate:
             return Block(rows, draws, outputs)
         return Block(rows, draws, outputs[:-1], [mean_over_draws(outputs[-1])])
 
-    def _alone(self, work: Work, n_rows: int) -> dict[tuple[int, int], list[Tensor]]:
-        """Some rows by the plain loop, by their place and that of their draw, to compare with a block of them.
+    def _alone(self, work: Work, n_rows: int) -> dict[int, list[Tensor]]:
+        """Rows of the first draw by the plain loop, to compare with the first block as large as this one.
 
-        A trial has few rows. A network may do otherwise with many: the first block as large as this one is compared; of
-        rows that are sent on the last, which may find no room; where all rows may choose a branch, a row of each draw.
+        A trial has few rows. A network may do otherwise with many; of those it sends on, the last may find no room.
         """
         assert self.inspection is not None
-        is_larger = len(work.rows) * len(work.draws) > self.inspection.largest_block
-        may_branch = self.profile.rows_branch and len(work.rows) > 1
-        if self.strategy.rows != "together" or not (is_larger or may_branch):
+        if self.strategy.rows != "together" or len(work.rows) * len(work.draws) <= self.inspection.largest_block:
             return {}
         are_sent = any(site.layout is not None and not site.layout.inner for site in self.profile.sites)
-        places = [(row, 0) for row in (range(n_rows)[-8:] if are_sent else range(1))]
-        if may_branch:
-            places = [(draw % n_rows, draw) for draw in range(len(work.draws))]
-        inputs, alone = replace(work.inputs, leaves=tuple(work.leaves)), dict[tuple[int, int], list[Tensor]]()
-        for row, draw in places:
-            rows, draws = work.rows[row : row + 1], work.draws[draw : draw + 1]
-            one = replace(work, leaves=inputs.rows([row]), rows=rows, draws=draws, among=work.draws)
-            alone[row, draw] = evaluate(ONE_BY_ONE, self.spec, one)
-        return alone
+        inputs, work = replace(work.inputs, leaves=tuple(work.leaves)), replace(work, draws=work.draws[:1])
+        alone = {
+            row: replace(work, leaves=inputs.rows([row]), rows=work.rows[row : row + 1])
+            for row in (range(n_rows)[-8:] if are_sent else range(1))
+        }
+        return {row: evaluate(ONE_BY_ONE, self.spec, one) for row, one in alone.items()}
 
     def _check_branches(self, work: Work, outputs: list[Tensor]) -> None:
         """Raises unless rows choose branches in a batch as they do alone: where they part, and in the first draws."""
@@ -437,26 +431,19 @@ def _with_direct_sizes(plan: Plan, inputs: Inputs) -> Plan:
 def _with_fitting_blocks(plan: Plan, inputs: Inputs, pairs: int) -> Plan:
     """The plan with all rows in one block, if they then have the same bits: draws run one at a time pay for each call.
 
-    Where rows may choose branches together, it is the plain loop unless they have its bits.
+    A few draws show it, in blocks of both sizes: of a single number, the bits may agree by chance.
     """
     rows = min(inputs.n_rows, pairs) if inputs.n_rows > plan.block_rows else 2 ** math.ceil(math.log2(inputs.n_rows))
-    larger = replace(plan, block_rows=rows)
-    if rows != plan.block_rows and not inputs.is_one_row and _same_bits(plan, larger, inputs):
-        plan = larger
-    alone = replace(plan, strategy=ONE_BY_ONE, block_rows=_COMPARED_ROWS)
-    may_differ = plan.profile.rows_branch and (inputs.n_rows == 1 or not _same_bits(plan, alone, inputs))
-    return alone if may_differ else plan
-
-
-def _same_bits(plan: Plan, other: Plan, inputs: Inputs) -> bool:
-    """Whether a few draws have the same bits by both plans: of a single number, they may agree by chance."""
-    key = ("bits", plan.block_rows, other.block_rows, other.strategy, plan.spec.per_row, torch.get_num_threads())
+    if rows == plan.block_rows or inputs.is_one_row:
+        return plan
+    key = ("size", plan.block_rows, rows, plan.spec.per_row, torch.get_num_threads())
     assert plan.inspection is not None
     known = plan.inspection.strategies
     if key not in known:
-        few = plan.draws[: math.ceil(2 * _COMPARED_ROWS / inputs.n_rows)]
-        known[key] = all(map(torch.equal, *(replace(p, draws=few).collected(inputs)[0] for p in (plan, other))))
-    return bool(known[key])
+        few = replace(plan, draws=plan.draws[: math.ceil(2 * _COMPARED_ROWS / inputs.n_rows)])
+        sizes = (few, replace(few, block_rows=rows))
+        known[key] = all(map(torch.equal, *(each.collected(inputs)[0] for each in sizes)))
+    return replace(plan, block_rows=rows) if known[key] else plan
 
 
 def _block_shape(

@@ -64,9 +64,8 @@ def _candidates(profile: Profile, per_row: bool, shares_prefix: bool, is_one_row
     """The strategies worth a trial, from the fastest on; the plain loop needs none."""
     together = is_one_row or not (profile.rows_depend or profile.one_row)
     apart = [] if is_one_row or profile.host_random or profile.seeds_torch else [BY_BRANCH]
-    if profile.rows_branch:  # as a batch, one row of every draw is compared with that row alone
-        together = together and profile.rows_together and (profile.sites_have_rows or not per_row)
-        return [*apart, *([DRAW_BY_DRAW] if together else [])]
+    if profile.rows_branch:
+        return apart
     if profile.draws_branch or profile.host_random:
         if not together or per_row:
             return apart
