@@ -131,7 +131,7 @@ def test_every_output_has_a_noise_of_its_own():
     x = source.normal(size=(300, 1))
     both = np.c_[x[:, 0] + 0.01 * source.normal(size=300), source.normal(size=300)]
     for noise in ("constant", "student"):
-        model = DropoutRegressor(**(QUICK | {"n_steps": 400, "drop_prob": (0.0, 0.02)}), noise=noise, random_state=0)
+        model = DropoutRegressor(**(QUICK | {"n_steps": 200, "drop_prob": (0.0, 0.02)}), noise=noise, random_state=0)
         _, std = model.fit(x, both).predict(x, return_std=True)
         assert np.median(std[:, 0]) < 0.2 and np.median(std[:, 1]) == pytest.approx(1, abs=0.25)
 
@@ -170,7 +170,7 @@ def test_heavy_tails_are_found_and_the_samples_have_them():
     source = np.random.default_rng(2)
     x = source.uniform(-2, 2, size=(600, 1))
     y = x[:, 0] + 0.1 * source.standard_t(3, size=600)
-    settings = QUICK | {"n_steps": 600, "drop_prob": (0.0, 0.01)}
+    settings = QUICK | {"n_steps": 300, "drop_prob": (0.0, 0.01)}
     student = DropoutRegressor(**settings, random_state=0).fit(x, y)
     gauss = DropoutRegressor(**settings, noise="constant", random_state=0).fit(x, y)
     new = source.uniform(-2, 2, size=(2000, 1))

@@ -48,9 +48,8 @@ def test_the_crps_of_the_lognormal_has_its_closed_form(y):
 def test_a_density_of_y_integrates_to_one_and_has_the_stated_moments(transform):
     base = Mixture(torch.tensor([[-0.4], [0.7]], dtype=F64), torch.tensor([[0.5], [0.2]], dtype=F64))
     mixture = TransformedMixture(base, transform)
-    y = transform.inverse(torch.linspace(-6, 6, 40_001, dtype=F64))
-    density = torch.cat([mixture.log_density(value[None]) for value in y[::10]]).exp()
-    points = y[::10]
+    points = transform.inverse(torch.linspace(-6, 6, 2001, dtype=F64))
+    density = torch.cat([mixture.log_density(value[None]) for value in points]).exp()
     np.testing.assert_allclose(torch.trapezoid(density, points), 1, rtol=1e-4)
     np.testing.assert_allclose(torch.trapezoid(density * points, points), mixture.mean[0], rtol=1e-4)
     square = torch.trapezoid(density * (points - mixture.mean).square(), points)

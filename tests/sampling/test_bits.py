@@ -186,11 +186,11 @@ def test_few_and_many_draws_have_the_same_bits_alone(n_draws):
 
 def test_a_regressor_has_the_same_bits_for_a_row_alone():
     generator = np.random.default_rng(0)
-    x = generator.normal(size=(300, 5))
-    y = x @ generator.normal(size=5) + 0.1 * generator.normal(size=300)
-    settings = {"n_steps": 200, "n_folds": 2, "drop_prob": 0.05, "weight_decay": 1e-4}
+    x = generator.normal(size=(100, 5))
+    y = x @ generator.normal(size=5) + 0.1 * generator.normal(size=100)
+    settings = {"n_steps": 50, "n_folds": 2, "drop_prob": 0.05, "weight_decay": 1e-4}
     model = db.DropoutRegressor(**settings, random_state=0).fit(x, y)
-    mean, std = model.predict(x[:20], return_std=True)
-    alone = [model.predict(x[i : i + 1], return_std=True) for i in range(20)]
+    mean, std = model.predict(x[:10], return_std=True)
+    alone = [model.predict(x[i : i + 1], return_std=True) for i in range(10)]
     np.testing.assert_array_equal(np.concatenate([m for m, _ in alone]), mean)
     np.testing.assert_array_equal(np.concatenate([s for _, s in alone]), std)

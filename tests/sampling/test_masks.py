@@ -66,7 +66,7 @@ def test_every_draw_is_marginally_bernoulli_over_seeds(sampler, drop_prob):
 
 @pytest.mark.parametrize("sampler", masks.SAMPLERS)
 def test_units_are_independent_in_pairs_within_a_draw(sampler):
-    drop_prob, seeds, units = 0.3, 3000, 6
+    drop_prob, seeds, units = 0.3, 1500, 6
     draws = torch.stack([mask(Keys(seed, 9, sampler), drop_prob=drop_prob, shape=(units,))[4] for seed in range(seeds)])
     dropped = (draws == 0).numpy()
     for a in range(units):
@@ -77,7 +77,7 @@ def test_units_are_independent_in_pairs_within_a_draw(sampler):
 
 
 def test_rows_with_masks_of_their_own_are_independent_within_a_draw():
-    drop_prob, seeds = 0.3, 3000
+    drop_prob, seeds = 0.3, 1500
     draws = np.stack(
         [(mask(Keys(s, 9), rows=range(2), drop_prob=drop_prob, shape=(1,))[4] == 0).numpy() for s in range(seeds)]
     )

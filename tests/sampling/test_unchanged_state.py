@@ -210,7 +210,7 @@ def test_weights_that_a_pass_writes_are_left_as_they_were(kind, ask):
 @pytest.mark.parametrize("kind", WRITES)
 def test_weights_that_a_pass_writes_have_the_law_of_the_loop(kind):
     (net, x), (reference, _) = (made(lambda: (kind(), rows(3))) for _ in range(2))  # a deep copy parts an alias
-    assert_law(net, x, n_draws=500, reference=reference)
+    assert_law(net, x, reference=reference)
 
 
 class Averaged(Body):
