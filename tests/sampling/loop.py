@@ -66,7 +66,7 @@ def loop(net, x, n_passes, *, evaluation=(), copied=True):
     return [torch.stack([run[i] for run in runs]).double() for i in range(len(runs[0]))]
 
 
-def assert_law(net, x, *, n_draws=280, reference=None, evaluation=(), predicted=True, **options):
+def assert_law(net, x, *, n_draws=300, reference=None, evaluation=(), predicted=True, **options):
     """Mean and variance of `draws` and `predict` are the loop's, within five standard errors, element by element.
 
     Args:

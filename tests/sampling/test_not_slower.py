@@ -164,7 +164,7 @@ def test_experts_that_a_pass_may_skip_are_learned_once(make):
 def test_experts_that_were_learned_have_the_law_of_the_loop(make):
     net, x = made(make)
     db.predict(net, x[:6], n_draws=5)
-    assert_law(net, x[:10], n_draws=150)
+    assert_law(net, x[:10])
     assert_same_alone(net, x[:10], rows=(0, 4, 9))
 
 
@@ -203,7 +203,7 @@ def test_tokens_that_are_sent_to_experts_run_row_by_row_with_all_draws_at_once(w
         db.predict(net, x, n_draws=30, masks=shared)
         calls, _ = passes(lambda shared=shared: db.predict(net, x, n_draws=30, seed=1, masks=shared))
         assert calls <= 22, calls  # a pass for each row
-        assert_law(net, x[:3], n_draws=150, masks=shared)
+        assert_law(net, x[:3], masks=shared)
     assert_same_alone(net, x, rows=(0, 7, 19))
 
 
