@@ -31,7 +31,7 @@ def rows(n=5):
     return torch.randn(n, 6, generator=torch.Generator().manual_seed(1))
 
 
-def assert_right(net, x, n_draws=400, **options):
+def assert_right(net, x, n_draws=800, **options):
     """The moments are those of a loop in training mode, within the errors of both."""
     trained = copy.deepcopy(net).train()
     state = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tobytes()
