@@ -230,7 +230,8 @@ def _summaries_until(
     stratified draws, independent of each other. The spread of their means is a valid standard error for any sampler;
     that of stratified draws is not.
     """
-    last, plan = sampling.max_draws // _REPLICATE_DRAWS, replace(plan, moments_only=False)
+    last = sampling.max_draws // _REPLICATE_DRAWS
+    plan = replace(plan, moments_only=False)  # a kernel that gives the moments of all draws gives no replicates
     for start in range(0, inputs.n_rows, plan.block_rows):
         block = inputs.block(start, min(start + plan.block_rows, inputs.n_rows))
         statistics = request.summaries(plan.profile)
