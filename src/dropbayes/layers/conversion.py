@@ -1,6 +1,7 @@
 r"""Dropout before every weight layer of an existing network, as a copy [GG16, section "Applications"].
 
-The copy has the same modules and state dict: dropout is attached to the weight layers, not inserted between them.
+The copy has the same modules and state dict: dropout is attached to the weight layers, not inserted between them. The
+probabilities of dropout that a network has can be set in a copy, too.
 """
 
 from __future__ import annotations
