@@ -1,10 +1,12 @@
 """Predictions: closed forms, integrated layers, automatic draws, loaders."""
 
+import copy
 import math
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, TensorDataset
 
 import dropbayes as db
@@ -303,3 +305,47 @@ def test_objects_that_a_network_takes_whole_are_one_row_each_and_their_outputs_f
     assert torch.equal(prediction.draws, torch.cat([one.draws for one in alone], 1))
     with pytest.raises(TypeError, match=r"got Pair.*row_axis=None"):
         db.predict(net, pairs[0])
+
+
+class Head(nn.Module):
+    """A perceptron that the direct path does not know."""
+
+    def __init__(self, drop_prob):
+        super().__init__()
+        self.inner, self.returned = perceptron(drop_prob), "tensor"
+
+    def forward(self, x):
+        y = self.inner(x)
+        return y if self.returned == "tensor" else {"y": y, "twice": 2 * y}
+
+
+CHANGES = {
+    "a drop probability": lambda net: setattr(net.inner[0], "p", 0.6),
+    "dropout switched on": lambda net: [setattr(net.inner[at], "p", 0.3) for at in (0, 3)],
+    "a layer replaced": lambda net: net.inner.__setitem__(1, nn.Linear(6, 50)),
+    "a wider output": lambda net: net.inner.__setitem__(4, nn.Linear(50, 3)),
+    "another structure of the output": lambda net: setattr(net, "returned", "dict"),
+    "dropout gone": lambda net: [net.inner.__setitem__(at, nn.Identity()) for at in (0, 3)],
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_network_that_changed_is_seen_while_a_device_works_on_it(change, monkeypatch):
+    # A GPU begins with the network that was inspected; the answer is that of a network seen for the first time.
+    monkeypatch.setattr("dropbayes.predictive.moments._works_ahead", lambda _: True)
+    net, x = Head(0.0 if "on" in change.split() else 0.2), torch.randn(5, 6)
+
+    def outcome(net):
+        try:
+            prediction = db.predict(net, x, n_draws=20)
+        except ValueError as error:
+            return str(error)
+        return prediction.mean, prediction.variance, prediction.method
+
+    outcome(net)
+    CHANGES[change](net)
+    told = outcome(net)
+    fresh = copy.deepcopy(net)
+    for found, expected in zip(tree_leaves(told), tree_leaves(outcome(fresh)), strict=True):
+        assert torch.equal(found, expected) if isinstance(found, torch.Tensor) else found == expected
+    assert ("random" in told) == (change == "dropout gone")

@@ -37,6 +37,7 @@ from dropbayes.sampling import (
     as_inputs,
     check_sampling,
     draws,
+    is_current,
     keep_state,
     loaded_batches,
     make_plan,
@@ -124,21 +125,20 @@ def predict(
     is_loader = isinstance(x, torch.utils.data.DataLoader)
     own_bar = False if is_loader else progress  # a loader has a bar over its batches
     drawn: dict[str, Any] = {"keys": keys, "masks": masks, "sampling": sampling}
-    only_moments = request.only_moments and len(nets) == 1
     for batch in batches(nets[0], x, progress=progress, title="predict"):
         arguments = network_arguments(nets[0], batch) if is_loader or isinstance(batch, Mapping) else batch
         inputs = as_inputs(arguments, nets[0], row_axis=sampling.row_axis)
-        plans = [plan_by(method, one, inputs, request, only_moments=only_moments, **drawn) for one in nets]
+        for ahead in ({"trusted": True}, {}) if method == "sampling" and _works_ahead(inputs) else ({},):
+            try:
+                plans, rows = _rows_by(method, nets, inputs, offset, request, automatic, own_bar, **drawn, **ahead)
+            except Exception:
+                if not ahead or all(map(is_current, nets)):
+                    raise
+            else:
+                if not ahead or all(map(is_current, nets)):
+                    break
         plan = plans[0]
-        if automatic and isinstance(plan, Plan) and not plan.exact:
-            summaries = _summaries_until(plan, inputs, offset, request, sampling)
-        else:
-            summaries = row_summaries(plans, inputs, offset, request)
-        with ProgressBar("predict", inputs.n_rows, unit="rows", show=own_bar, delay=3.0) as bar:
-            for n_rows, summary in summaries:
-                if summary is not None:
-                    results.append(summary)
-                bar.advance(n_rows)
+        results += rows
         for one, its in zip(nets, plans, strict=True):
             keep_state(one, inputs, its.profile)
         offset += inputs.n_rows
@@ -150,6 +150,30 @@ def predict(
     prediction = Prediction.of(statistics, n_draws=made, method=plan.method, quantile_levels=request.quantiles)
     check_outputs(prediction)
     return prediction
+
+
+def _works_ahead(inputs: Inputs) -> bool:
+    """Whether a device works on the rows while the host compares their network with the one that was inspected."""
+    return inputs.device.type != "cpu"
+
+
+def _rows_by(
+    method: str | Linear, nets: list[Any], inputs: Inputs, first_row: int, request: Request, automatic: bool,
+    progress: bool | None, **drawn: Any,
+) -> tuple[list[Any], list[Rows]]:  # fmt: skip
+    """The plans of the networks by a method, and the statistics of all rows, block by block."""
+    only_moments = request.only_moments and len(nets) == 1
+    plans = [plan_by(method, net, inputs, request, only_moments=only_moments, **drawn) for net in nets]
+    if automatic and isinstance(plans[0], Plan) and not plans[0].exact:
+        summaries = _summaries_until(plans[0], inputs, first_row, request, drawn["sampling"])
+    else:
+        summaries = row_summaries(plans, inputs, first_row, request)
+    rows = list[Rows]()
+    with ProgressBar("predict", inputs.n_rows, unit="rows", show=progress, delay=3.0) as bar:
+        for n_rows, summary in summaries:
+            rows += [] if summary is None else [summary]
+            bar.advance(n_rows)
+    return plans, rows
 
 
 def plan_by(

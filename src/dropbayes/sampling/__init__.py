@@ -11,7 +11,7 @@ from dropbayes.sampling.inputs import (
     network_arguments,
     split,
 )
-from dropbayes.sampling.inspection import Inspection, inspect, sites
+from dropbayes.sampling.inspection import Inspection, inspect, is_current, sites
 from dropbayes.sampling.masks import Keys, derived_seed, keep_mask
 from dropbayes.sampling.perceptron import Perceptron, as_perceptron
 from dropbayes.sampling.plan import Block, Plan, make_plan, mask_spec, move_row_axis
@@ -62,6 +62,7 @@ __all__ = [
     "function_draw",
     "inspect",
     "is_cache",
+    "is_current",
     "is_stochastic",
     "keep_mask",
     "keep_state",

@@ -90,17 +90,19 @@ _inspections: weakref.WeakKeyDictionary[nn.Module, tuple[NetworkState, dict[Any,
 
 
 def inspect(
-    net: nn.Module, inputs: Inputs, ignored: tuple[str, ...] = (), *, positions: bool = False, any_length: bool = False
-) -> Inspection:
+    net: nn.Module, inputs: Inputs, ignored: tuple[str, ...] = (), *, positions: bool = False,
+    any_length: bool = False, trusted: bool = False,
+) -> Inspection:  # fmt: skip
     """The inspection of a network on inputs of this form, remembered until something about its modules changes.
 
-    With `any_length`, an inspection of one length serves others: for sites and axes, but not for costs and shapes.
+    With `any_length`, an inspection of one length serves others: for sites and axes, but not for costs and shapes. With
+    `trusted`, one that is remembered is taken as it is: whoever uses it asks afterwards whether it `is_current`.
     """
     key = _key(inputs, ignored, positions, any_length)
     known = _inspections.get(net)
     if known is None:
         check_modules(net)
-    if known is None or not known[0].holds(net):
+    if known is None or not (trusted or known[0].holds(net)):
         known = _inspections[net] = (NetworkState(net), {})
     forms = known[1]
     if key not in forms:
@@ -112,6 +114,12 @@ def inspect(
     if inspection.profile.reads_rows and inputs.n_rows > 1 and not _holds_for_rows(net, inputs, ignored, inspection):
         inspection = forms[key] = _inspect(net, inputs, ignored, positions)
     return inspection
+
+
+def is_current(net: nn.Module) -> bool:
+    """Whether nothing about a network's modules has changed since it was inspected, if it was."""
+    known = _inspections.get(net := checked_network(net))
+    return known is None or known[0].holds(net)
 
 
 def _key(inputs: Inputs, ignored: tuple[str, ...], positions: bool, any_length: bool) -> tuple[Any, ...]:

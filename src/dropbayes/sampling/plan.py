@@ -313,10 +313,11 @@ def make_plan(
     masks: str = "shared",
     sampling: Sampling = Sampling(),
     moments_only: bool = False,
+    trusted: bool = False,
 ) -> Plan:
     """The plan for a network that was checked to be random.
 
-    With `moments_only`, the last site is integrated over, if the last layer allows it.
+    With `moments_only`, the last site is integrated over, if the last layer allows it; for `trusted` see `inspect`.
     """
     check_choice("masks", masks, MASKS)
     integrate = moments_only and sampling.integrate_last_layer
@@ -327,7 +328,7 @@ def make_plan(
         direct = as_perceptron(net, inputs.leaves[0])
         if direct is not None and not on_cpu and (direct.kernel_layers is None or invariant):
             direct = None
-    inspection = _inspect_with_hints(net, inputs, sampling) if direct is None else None
+    inspection = _inspect_with_hints(net, inputs, sampling, trusted) if direct is None else None
     profile: Profile = (direct or inspection).profile  # type: ignore[union-attr]
     profile.check_random()
     spec = mask_spec(profile, inputs, keys=keys, masks=masks, sampling=sampling)
@@ -352,9 +353,9 @@ def mask_spec(profile: Profile, inputs: Inputs, *, keys: Keys, masks: str, sampl
     return MaskSpec(profile, keys, masks == "row", False, by_position, sampling.ignored)
 
 
-def _inspect_with_hints(net: nn.Module, inputs: Inputs, sampling: Sampling) -> Inspection:
+def _inspect_with_hints(net: nn.Module, inputs: Inputs, sampling: Sampling, trusted: bool) -> Inspection:
     try:
-        return inspect(net, inputs, sampling.ignored, positions=sampling.positions is not None)
+        return inspect(net, inputs, sampling.ignored, positions=sampling.positions is not None, trusted=trusted)
     except RuntimeError as error:
         for hint in _input_hints(net, inputs, str(error)):
             error.add_note(hint)

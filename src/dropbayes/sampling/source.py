@@ -311,9 +311,8 @@ class KeyedSource(SiteSource):
         return self.spec.trial or (self._new is not None and site.name in self._new)
 
     def _check_transforms(self) -> None:
-        depth = transform_depth() or 0
-        own = max(level or 0 for level in (self._depth, self.level, self.row_level))
-        if depth > own and _maps_randomly():
+        depth = transform_depth()
+        if depth and depth > max(self._depth, self.level or 0, self.row_level or 0) and _maps_randomly():
             raise NotImplementedError(
                 "`net` drops inside its own torch.func transform, whose members would all share one mask. Write "
                 "the members as an axis of one tensor."

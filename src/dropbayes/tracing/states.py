@@ -22,6 +22,7 @@ from torch.nn.modules import module as torch_modules
 PLAIN = frozenset({bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size, type})
 _MAX_DEPTH = 4
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_GROUPS = ("_parameters", "_modules", "_buffers", *_HOOKS)
 # Flags are set by the view; state dictionaries and backward passes play no part in a forward pass.
 _INTERNAL = frozenset({*nn.Module().__dict__, "_compiled_call_impl"})
 
@@ -39,12 +40,30 @@ class NetworkState:
     def __init__(self, net: nn.Module, *, versions: bool = False) -> None:
         self._versions = versions
         self._alive: list[Callable[[], Any]] = []  # an identity counts as long as its object lives
-        self._tokens = self._describe(net, None if versions else self._alive)  # a view lives as long as its state
+        self._references: list[Callable[[], Any]] = (
+            [] if versions else [weakref.ref(module) for module in net.modules()]
+        )
+        self._remember(self._describe(net, None if versions else self._alive))  # a view lives as long as its state
+
+    def _remember(self, tokens: list[Any]) -> None:
+        self._tokens = tokens  # with the plain values themselves, so that no other takes the identity of one
+        self._identities = self._identify()
+        held_by = zip(self._references, tokens[1:], strict=not self._versions)
+        self._mutable = [(module, token) for module, token in held_by if _is_mutable(module(), token)]
 
     def holds(self, net: nn.Module) -> bool:
         """Whether nothing has changed."""
         is_alive = map(operator.is_not, map(operator.call, self._alive), itertools.repeat(None))
-        return self._describe(net) == self._tokens and all(is_alive)
+        if not all(is_alive):
+            return False
+        if self._references and self._identify() == self._identities:  # as nearly always: six times as fast
+            token = _Tokens(False, None)
+            if all(self._describe_module(module(), token) == tokens for module, tokens in self._mutable):
+                return True
+        now = self._describe(net)
+        if is_same := now == self._tokens:
+            self._remember(now)
+        return is_same
 
     def changes(self, net: nn.Module) -> list[tuple[str, str]]:
         """What has changed: the path of a module, and an attribute, or a buffer as "_buffers/name"."""
@@ -57,34 +76,56 @@ class NetworkState:
         ]
         return sorted(changed)
 
+    def _identify(self) -> list[Any]:
+        """The names of all that the modules hold, and the identities of what a forward pass may read."""
+        found: list[Any] = [_process_hooks()]
+        for reference, tokens in zip(self._references, self._tokens[1:], strict=not self._versions):
+            module = reference()
+            kind, state = module.__class__, module.__dict__
+            found += state
+            found += map(id, (kind, kind.forward, *map(state.get, tokens)))
+            for key in filter(state.get, _GROUPS):
+                found += state[key]
+                found += map(id, state[key].values())
+        return found
+
     def _describe(self, net: nn.Module, alive: list[Any] | None = None) -> list[Any]:
         """The hooks of all modules of the process, then a dictionary for each module."""
         token = _Tokens(self._versions, alive)
-        described: list[Any] = [
-            tuple(map(tuple, (torch_modules._global_forward_hooks, torch_modules._global_forward_pre_hooks)))
-        ]
-        groups: dict[str, Callable[[Any], Any]] = dict.fromkeys(("_parameters", "_modules"), id)
-        # What the hooks of a view hold is not written back: there, their identity counts alone.
-        groups |= dict.fromkeys(_HOOKS, id) if self._versions else {"_buffers": id, **dict.fromkeys(_HOOKS, token)}
-        for module in net.modules():
-            kind = module.__class__
-            state = module.__dict__ | held(module)[1] if hasattr(kind, "__slots__") else module.__dict__
-            tokens: dict[str, Any] = {"class": (id(kind), id(kind.forward))}
-            for key in state.keys() - _INTERNAL:
-                value = state[key]
-                if value.__class__ in PLAIN:
-                    tokens[key] = value
-                elif value.__class__ not in _CONTAINERS or value:
-                    tokens[key] = token(value)
-            for name, buffer in state["_buffers"].items() if self._versions else ():
-                tokens[f"_buffers/{name}"] = token(buffer)
-            for key, stand_in in groups.items():
-                if inner := state[key]:
-                    tokens[key] = tuple(inner), tuple(map(stand_in, inner.values()))
-            if alive is not None:
-                token.keep((kind, kind.forward, *itertools.chain(*(state[key].values() for key in groups))))
-            described.append(tokens)
-        return described
+        return [_process_hooks(), *(self._describe_module(module, token) for module in net.modules())]
+
+    def _describe_module(self, module: nn.Module, token: _Tokens) -> dict[str, Any]:
+        kind = module.__class__
+        state = module.__dict__ | held(module)[1] if hasattr(kind, "__slots__") else module.__dict__
+        tokens: dict[str, Any] = {"class": (id(kind), id(kind.forward))}
+        for key in state.keys() - _INTERNAL:
+            value = state[key]
+            if value.__class__ in PLAIN:
+                tokens[key] = value
+            elif value.__class__ not in _CONTAINERS or value:
+                tokens[key] = token(value)
+        for key in filter(state.get, _GROUPS):
+            if key == "_buffers" and self._versions:
+                tokens |= {f"{key}/{name}": token(buffer) for name, buffer in state[key].items()}
+                continue
+            # What the hooks of a view hold is not written back: there, their identity counts alone.
+            stand_in = token if key in _HOOKS and not self._versions else id
+            tokens[key] = tuple(state[key]), tuple(map(stand_in, state[key].values()))
+        if token.alive is not None:
+            token.keep((kind, kind.forward, *itertools.chain(*(state[key].values() for key in _GROUPS))))
+        return tokens
+
+
+def _process_hooks() -> tuple[tuple[Any, ...], ...]:
+    return tuple(map(tuple, (torch_modules._global_forward_hooks, torch_modules._global_forward_pre_hooks)))
+
+
+def _is_mutable(module: nn.Module, tokens: dict[str, Any]) -> bool:
+    """Whether a module holds what can change and stay the same object; its slots count as such."""
+    if hasattr(module.__class__, "__slots__") or any(module.__dict__[key] for key in _HOOKS):
+        return True
+    own = ((tokens.get(key), value) for key, value in module.__dict__.items() if key not in _INTERNAL)
+    return any(token is not value and token != id(value) for token, value in own)
 
 
 _CONTAINERS = frozenset({dict, OrderedDict, list, set, tuple, deque})

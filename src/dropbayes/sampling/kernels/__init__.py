@@ -5,6 +5,7 @@ Every kernel has a counterpart in torch operations with the same bits of masks; 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 from typing import Any
@@ -16,8 +17,11 @@ __all__ = ["kernels_on"]
 
 def kernels_on(device: torch.device) -> Any:
     """The kernels for tensors on a device; None without them or with an older Triton: torch then does the same."""
-    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
-        return None
-    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10):  # asked at every site: torch's own < is slow
+    return _kernels() if device.type == "cuda" else None
+
+
+@functools.cache  # asked at every site
+def _kernels() -> Any:
+    if importlib.util.find_spec("triton") is None or torch.__version__ < "2.10":
         return None
     return importlib.import_module("dropbayes.sampling.kernels.all")
