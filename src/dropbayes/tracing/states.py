@@ -40,9 +40,7 @@ class NetworkState:
     def __init__(self, net: nn.Module, *, versions: bool = False) -> None:
         self._versions = versions
         self._alive: list[Callable[[], Any]] = []  # an identity counts as long as its object lives
-        self._references: list[Callable[[], Any]] = (
-            [] if versions else [weakref.ref(module) for module in net.modules()]
-        )
+        self._references: list[Any] = [] if versions else [weakref.ref(module) for module in net.modules()]
         self._remember(self._describe(net, None if versions else self._alive))  # a view lives as long as its state
 
     def _remember(self, tokens: list[Any]) -> None:
@@ -56,7 +54,7 @@ class NetworkState:
         is_alive = map(operator.is_not, map(operator.call, self._alive), itertools.repeat(None))
         if not all(is_alive):
             return False
-        if self._references and self._identify() == self._identities:  # as nearly always: six times as fast
+        if self._references and self._identify() == self._identities:  # as nearly always, and in half the time
             token = _Tokens(False, None)
             if all(self._describe_module(module(), token) == tokens for module, tokens in self._mutable):
                 return True
