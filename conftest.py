@@ -1,4 +1,4 @@
-"""What the tests collect, and what one leaves for the next.
+"""What the tests collect, what each begins with, and what one leaves for the next.
 
 A module written in Triton can be imported only where Triton is.
 """
@@ -6,7 +6,9 @@ A module written in Triton can be imported only where Triton is.
 import gc
 import importlib.util
 import os
+import random
 
+import numpy as np
 import pytest
 import torch
 
@@ -31,6 +33,14 @@ def pytest_collection_finish():
 
 def pytest_sessionfinish():
     gc.unfreeze()  # extensions look for leaks when Python ends
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    """The generators at one state: weights and rows of a test do not depend on the tests before it."""
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 - the one that networks draw from
+    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)
