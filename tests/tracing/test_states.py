@@ -120,6 +120,18 @@ def test_an_equal_plain_value_is_no_change():
     assert state.holds(net)
 
 
+def test_a_number_at_the_address_of_a_former_one_is_a_change():
+    net = nn.Sequential(nn.Dropout(0.25))
+    state = NetworkState(net)
+    net[0].p = float("0.25")  # an equal one, which is then the one that counts
+    assert state.holds(net)
+    for numerator in range(1, 2000):
+        net[0].p = numerator / 2001
+        assert not state.holds(net)
+    net[0].p = 0.25
+    assert state.holds(net)
+
+
 def test_with_versions_a_write_into_a_buffer_tensor_or_array_is_a_change():
     net = network()
     net.plain, net.array = torch.zeros(2), np.zeros(2)
