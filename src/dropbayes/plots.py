@@ -13,17 +13,8 @@ import torch
 from torch import Tensor
 
 from dropbayes.calibration import ReliabilityCurve, UncertaintyReference
-from dropbayes.runtime.arrays import NumpyArray
-from dropbayes.runtime.validation import (
-    Array,
-    check_probability,
-    class_probabilities,
-    finite_tensor,
-    float_tensor,
-    matching_tensors,
-    needed_for,
-    row_values,
-)
+from dropbayes.runtime import validation
+from dropbayes.runtime.arrays import Array, NumpyArray
 from dropbayes.scores import RiskCoverage
 
 if TYPE_CHECKING:
@@ -57,7 +48,7 @@ def predictive_band(
         ax: The axes to draw on.
     """
     given = {"x": x, "mean": mean, "std": std}
-    columns = matching_tensors({name: _one_column(name, array) for name, array in given.items()})
+    columns = validation.matching_tensors({name: _one_column(name, array) for name, array in given.items()})
     order = columns[0].argsort().cpu().numpy()
     position, centre, deviation = (_values(column[order]) for column in columns)
     ax = _axes(ax)
@@ -85,8 +76,8 @@ def class_bars(probabilities: Array, uncertainty: Array, *, ax: Axes | None = No
 
     The `uncertainty`, `[row]`, is mostly the entropy; of many rows, 40 are drawn, evenly spaced in that order.
     """
-    p = class_probabilities("probabilities", probabilities)
-    order = row_values("uncertainty", uncertainty, n_rows=len(p)).argsort()
+    p = validation.class_probabilities("probabilities", probabilities)
+    order = validation.row_values("uncertainty", uncertainty, n_rows=len(p)).argsort()
     shown = order[torch.linspace(0, len(p) - 1, min(40, len(p)), device="cpu").round().long()]
     ax = _axes(ax)
     bottom = np.zeros(len(shown))
@@ -146,7 +137,7 @@ def rejection_diagram(
     what remains. Call again with the same `ax` to compare rankings.
     """
     if deferred is not None:
-        check_probability("deferred", deferred, closed=True)
+        validation.check_probability("deferred", deferred, closed=True)
     total = curve.risk[-1]
     if not total > 0:
         raise ValueError("`curve` must have a positive total loss to share out; no row has any.")
@@ -175,8 +166,8 @@ def uncertainty_histogram(
     [GG16, section Model Calibration]; the `reference` is that of `calibration.uncertainty_reference`.
     """
     ax = _axes(ax)
-    training = _values(finite_tensor("training_uncertainty", training_uncertainty))
-    points = training[:0] if new is None else _values(finite_tensor("new", new))
+    training = _values(validation.finite_tensor("training_uncertainty", training_uncertainty))
+    points = training[:0] if new is None else _values(validation.finite_tensor("new", new))
     ax.hist(training, bins="auto", density=True, color="0.85", edgecolor="0.55", lw=0.6, label="training points")
     end = 1.05 * max(training.max(), *points.tolist(), 0.0)
     grid = torch.linspace(end / 2000, end, 1000, dtype=torch.float64, device="cpu")
@@ -206,14 +197,14 @@ def percentile_text(percentile: float) -> str:
 def _axes(ax: Axes | None) -> Axes:
     if ax is not None:
         return ax
-    with needed_for("a picture"):
+    with validation.needed_for("a picture"):
         import matplotlib.pyplot as plt
     return plt.subplots(layout="constrained")[1]
 
 
 def _one_column(name: str, array: Array, *, n_axes: int = 1) -> Tensor:
     """The array as `[row]` (`[draw, row]`), without the last axis of a network with one output."""
-    values = finite_tensor(name, array)
+    values = validation.finite_tensor(name, array)
     values = values.squeeze(-1) if values.dim() == n_axes + 1 and values.shape[-1] == 1 else values
     if values.dim() != n_axes:
         expected = "[row]" if n_axes == 1 else "[draw, row]"
@@ -222,7 +213,7 @@ def _one_column(name: str, array: Array, *, n_axes: int = 1) -> Tensor:
 
 
 def _values(array: Array) -> NumpyArray:
-    return float_tensor(array).detach().cpu().double().flatten().numpy()
+    return validation.float_tensor(array).detach().cpu().double().flatten().numpy()
 
 
 def _next_curve(ax: Axes | None) -> tuple[Axes, dict[str, Any], bool]:

@@ -4,16 +4,7 @@ import pytest
 import torch
 
 import dropbayes as db
-from dropbayes.language.folding import (
-    FoldedDraws,
-    cache_bytes,
-    first_rows,
-    layers_of,
-    n_rows_of,
-    reorder,
-    spread,
-    tensors_of,
-)
+from dropbayes.language.folding import FoldedDraws, cache_bytes, filled_layers, first_rows, n_rows_of, reorder, spread
 from dropbayes.sampling.masks import Keys
 from tests.sampling.sequence_models import VOCABULARY, sequence_model
 
@@ -58,8 +49,8 @@ def filled(n_rows, name="gpt2"):
 def test_every_draw_takes_the_rows_it_is_told(name):
     cache, before = filled(6, name), filled(6, name)
     reorder(cache, torch.tensor([2, 0, 0]), n_draws=2)
-    for layer, old in zip(layers_of(cache), layers_of(before), strict=True):
-        for one, other in zip(tensors_of(layer), tensors_of(old), strict=True):
+    for (_, held), (_, old) in zip(filled_layers(cache), filled_layers(before), strict=True):
+        for one, other in zip(held, old, strict=True):
             assert torch.equal(one, other[[2, 0, 0, 5, 3, 3]])
 
 

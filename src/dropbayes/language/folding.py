@@ -15,23 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._pytree import PyTree
 
-from dropbayes.sampling import (
-    Inputs,
-    Inspection,
-    KeyedSource,
-    Keys,
-    NetworkChanged,
-    Sampling,
-    UnsupportedStrategy,
-    View,
-    as_inputs,
-    copied_cache,
-    eagerly,
-    inspect,
-    is_cache,
-    mask_spec,
-    split,
-)
+from dropbayes import sampling
 from dropbayes.tracing import Interception
 
 _TEXT = ("input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds")
@@ -44,11 +28,11 @@ def n_rows_of(arguments: dict[str, Any]) -> int:
 class FoldedDraws:
     """Some draws of a model, with the call signature of the model; its masks are by position."""
 
-    def __init__(self, net: nn.Module, keys: Keys, draws: range, sampling: Sampling) -> None:
-        self.net, self.keys, self.draws, self.sampling = net, keys, draws, sampling
-        self._known: dict[Any, Inspection] = {}
-        self._views: dict[int, View] = {}
-        self._source: KeyedSource | None = None
+    def __init__(self, net: nn.Module, keys: sampling.Keys, draws: range, settings: sampling.Sampling) -> None:
+        self.net, self.keys, self.draws, self.sampling = net, keys, draws, settings
+        self._known: dict[Any, sampling.Inspection] = {}
+        self._views: dict[int, sampling.View] = {}
+        self._source: sampling.KeyedSource | None = None
         self._n_rows = 0
         self._alike = True
 
@@ -56,32 +40,32 @@ class FoldedDraws:
         """The model's output with the rows of all draws, `n_rows` each, which may be `alike`, for named arguments."""
         inspection = self.inspection(arguments, n_rows)
         inputs = self._one_draw(arguments)
-        spec = mask_spec(inspection.profile, inputs, keys=self.keys, masks="shared", sampling=self.sampling)
-        source = KeyedSource(spec, self.draws, range(n_rows), folded=True)
+        spec = sampling.mask_spec(inspection.profile, inputs, keys=self.keys, masks="shared", sampling=self.sampling)
+        source = sampling.KeyedSource(spec, self.draws, range(n_rows), folded=True)
         self._source, self._alike, view = source, alike, self._view(inspection)
         source.follow(view.paths)
-        folded = pytree.tree_map_only(Tensor, self._fold, arguments, is_leaf=is_cache)
+        folded = pytree.tree_map_only(Tensor, self._fold, arguments, is_leaf=sampling.is_cache)
         try:
             with Interception(source):
-                output = eagerly(view.net.__call__)(**folded)
-            source.finish(split(output)[0])
-        except (NetworkChanged, UnsupportedStrategy) as changed:
+                output = sampling.eagerly(view.net.__call__)(**folded)
+            source.finish(sampling.split(output)[0])
+        except (sampling.NetworkChanged, sampling.UnsupportedStrategy) as changed:
             raise ValueError(
                 f"`model` met other sites than when it was inspected ({changed}): its sites depend on the text, so "
                 "that draws cannot share a batch. Use dropbayes.function_draw."
             ) from None
         return output
 
-    def inspection(self, arguments: dict[str, Any], n_rows: int) -> Inspection:
+    def inspection(self, arguments: dict[str, Any], n_rows: int) -> sampling.Inspection:
         """The inspection of the model for arguments of this form, on the first draw's rows."""
         self._n_rows, name = n_rows, cache_name(arguments)
-        filled = name is not None and any(map(tensors_of, layers_of(arguments[name])))
+        filled = name is not None and any(filled_layers(arguments[name]))
         lengths = [arguments[name].shape[1] == 1 for name in _TEXT if arguments.get(name) is not None]
         form = (tuple(sorted(n for n, v in arguments.items() if v is not None)), tuple(lengths), filled, n_rows == 1)
         if form not in self._known:
             cache = {} if name is None else {name: first_rows(arguments[name], n_rows)}
             inputs = self._one_draw(arguments | cache)
-            inspection = inspect(self.net, inputs, self.sampling.ignored, positions=True, any_length=True)
+            inspection = sampling.inspect(self.net, inputs, self.sampling.ignored, positions=True, any_length=True)
             inspection.profile.check_random()
             if not inspection.profile.rows_together or inspection.profile.host_random:
                 raise ValueError(
@@ -96,11 +80,11 @@ class FoldedDraws:
         sites = self.inspection(arguments, n_rows).profile.sites
         return all(site.layout is not None and site.layout.inner for site in sites if site.is_random)
 
-    def _one_draw(self, arguments: dict[str, Any]) -> Inputs:
+    def _one_draw(self, arguments: dict[str, Any]) -> sampling.Inputs:
         """The arguments of the first draw as inputs, texts first: their number is the number of rows."""
         names = sorted(arguments, key=lambda name: name not in _TEXT)
         given = {name: arguments[name] for name in names if arguments[name] is not None}
-        return as_inputs(pytree.tree_map_only(Tensor, self._first_draw, given, is_leaf=is_cache))
+        return sampling.as_inputs(pytree.tree_map_only(Tensor, self._first_draw, given, is_leaf=sampling.is_cache))
 
     def _fold(self, leaf: Tensor) -> Tensor:
         """The rows of one draw, repeated for each draw."""
@@ -113,10 +97,10 @@ class FoldedDraws:
         is_text = leaf.dim() > 2 or (leaf.dim() > 1 and not leaf.is_floating_point())
         return leaf[: self._n_rows] if is_whole and is_text else leaf
 
-    def _view(self, inspection: Inspection) -> View:
+    def _view(self, inspection: sampling.Inspection) -> sampling.View:
         """A view of the model in which blocks before the first site run once for all draws."""
         if id(inspection) not in self._views:
-            view = View(self.net, inspection.flags)
+            view = sampling.View(self.net, inspection.flags)
             paths = [site.path for site in inspection.profile.sites if site.is_random]
             for path, container in view.net.named_modules():
                 for name, block in container.named_children() if isinstance(container, nn.ModuleList) else ():
@@ -131,8 +115,8 @@ class FoldedDraws:
         assert self._source is not None
         if self._source.site or not self._alike or len(self.draws) == 1:
             return forward(*args, **kwargs)
-        args, kwargs = pytree.tree_map_only(Tensor, self._first_draw, (args, kwargs), is_leaf=is_cache)
-        return pytree.tree_map_only(Tensor, self._fold, forward(*args, **kwargs), is_leaf=is_cache)
+        args, kwargs = pytree.tree_map_only(Tensor, self._first_draw, (args, kwargs), is_leaf=sampling.is_cache)
+        return pytree.tree_map_only(Tensor, self._fold, forward(*args, **kwargs), is_leaf=sampling.is_cache)
 
 
 def cache_name(arguments: dict[str, Any]) -> str | None:
@@ -140,47 +124,41 @@ def cache_name(arguments: dict[str, Any]) -> str | None:
     return next((name for name in ("past_key_values", "cache_params") if arguments.get(name) is not None), None)
 
 
-def layers_of(cache: Any) -> Iterator[Any]:
-    """The layers of a cache, including those of its sub-caches (one for self-attention, one for cross-attention)."""
-    for sub_cache in filter(is_cache, vars(cache).values()):
-        yield from layers_of(sub_cache)
-    yield from getattr(cache, "layers", ())
-
-
-def tensors_of(layer: Any) -> list[Tensor]:
-    """The non-empty tensors of a layer."""
-    values = pytree.tree_leaves(vars(layer))
-    return [value for value in values if isinstance(value, Tensor) and value.dim() > 1 and value.numel()]
+def filled_layers(cache: Any) -> Iterator[tuple[Any, list[Tensor]]]:
+    """The layers of a cache with the tensors they hold, and of its sub-caches (for self-attention, cross-attention)."""
+    for sub_cache in filter(sampling.is_cache, vars(cache).values()):
+        yield from filled_layers(sub_cache)
+    for layer in getattr(cache, "layers", ()):
+        values = pytree.tree_leaves(vars(layer))
+        held = [value for value in values if isinstance(value, Tensor) and value.dim() > 1 and value.numel()]
+        if held:
+            yield layer, held
 
 
 def cache_bytes(cache: Any) -> int:
-    return sum(tensor.numel() * tensor.element_size() for layer in layers_of(cache) for tensor in tensors_of(layer))
+    return sum(tensor.numel() * tensor.element_size() for _, held in filled_layers(cache) for tensor in held)
 
 
 def reorder(cache: Any, rows: Tensor, n_draws: int) -> None:
     """Takes the given rows in every draw; a layer that all draws share has them once."""
     n_rows = len(rows)
     folded = torch.cat([rows + draw * n_rows for draw in range(n_draws)])
-    for layer in layers_of(cache):
-        held = tensors_of(layer)
-        if held:
-            layer.reorder_cache(rows if held[0].shape[0] == n_rows else folded)
+    for layer, held in filled_layers(cache):
+        layer.reorder_cache(rows if held[0].shape[0] == n_rows else folded)
 
 
 def spread(cache: Any, n_rows: int, n_draws: int) -> None:
     """Gives each draw its own rows in the layers that all draws have shared so far."""
-    for layer in layers_of(cache):
-        held = tensors_of(layer)
-        if n_draws > 1 and held and held[0].shape[0] == n_rows:
+    for layer, held in filled_layers(cache):
+        if n_draws > 1 and held[0].shape[0] == n_rows:
             layer.reorder_cache(torch.arange(n_rows, device=held[0].device).repeat(n_draws))
 
 
 def first_rows(cache: Any, n_rows: int) -> Any:
     """A copy of the cache with the rows of the first draw alone."""
-    copied = copied_cache(cache)
-    for layer in layers_of(copied):
-        held = tensors_of(layer)
-        if held and held[0].shape[0] > n_rows:
+    copied = sampling.copied_cache(cache)
+    for layer, held in filled_layers(copied):
+        if held[0].shape[0] > n_rows:
             layer.reorder_cache(torch.arange(n_rows, device=held[0].device))
     copied.__dict__.pop("reorder_cache", None)  # bound to the original cache
     return copied
