@@ -137,8 +137,7 @@ def _outermost(net: nn.Module, kind: re.Pattern[str], inside: list[str] | None =
 
 def _widths(layer: nn.Module) -> tuple[int, int]:
     """The numbers of input and output units of a linear layer."""
-    weight = layer._parameters["weight"]
-    assert weight is not None
+    weight = layer.get_parameter("weight")
     inputs = fan_in(layer, "weight", weight)
     return inputs, weight.numel() // inputs
 

@@ -40,7 +40,7 @@ class DrawnModel:
     def __init__(self, chunks: list[FoldedDraws], *, together: bool) -> None:
         self.chunks, self.together, first = chunks, together, chunks[0]
         self.net, self.n_draws = first.net, sum(len(chunk.draws) for chunk in chunks)
-        self.log_probs: Tensor | None = None
+        self.log_probs = torch.empty(0)  # of the last step, [draw, row, token]
         self.cache_bytes = 0
         self._caches: list[Any] = []
         self._prompt: dict[str, Any] = {}
@@ -103,7 +103,6 @@ class DrawnModel:
     @torch.no_grad()
     def _check_step(self, step: dict[str, Any], n_rows: int, name: str, dtype: torch.dtype) -> None:
         """Raises if the first step from the cache differs from a forward pass of the whole text without sharing."""
-        assert self.log_probs is not None
         whole = {key: value for key, value in step.items() if key != name}
         for key in ("input_ids", "decoder_input_ids", "position_ids", "token_type_ids", "decoder_position_ids"):
             if step.get(key) is not None:

@@ -32,7 +32,7 @@ class FoldedDraws:
         self.net, self.keys, self.draws, self.sampling = net, keys, draws, settings
         self._known: dict[Any, sampling.Inspection] = {}
         self._views: dict[int, sampling.View] = {}
-        self._source: sampling.KeyedSource | None = None
+        self._source: sampling.KeyedSource  # of the call under way
         self._n_rows = 0
         self._alike = True
 
@@ -112,7 +112,6 @@ class FoldedDraws:
 
     def _run_once(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> PyTree:
         """A block before the first site, run on the rows of one draw."""
-        assert self._source is not None
         if self._source.site or not self._alike or len(self.draws) == 1:
             return forward(*args, **kwargs)
         args, kwargs = pytree.tree_map_only(Tensor, self._first_draw, (args, kwargs), is_leaf=sampling.is_cache)

@@ -119,8 +119,9 @@ def outcome_columns(
                 while ranked is None and first + rows.stop > max_ranked * step:
                     crps, step = crps[::2], 2 * step
                 some = torch.from_numpy(numbers % step == 0 if ranked is None else np.isin(numbers, ranked))
-                check_finite({"mean": _mean(drawn).numpy()}, lambda row, start=rows.start, at=at: at(start + row))
-                blocks.append(_block_columns(drawn, torch.from_numpy(y[rows]), some))
+                mean = draw_mean(drawn) if isinstance(drawn, Tensor) else drawn.mean
+                check_finite({"mean": mean.numpy()}, lambda row, start=rows.start, at=at: at(start + row))
+                blocks.append(_block_columns(drawn, mean, torch.from_numpy(y[rows]), some))
                 crps = torch.cat([crps, blocks[-1].pop("crps", crps[:0])])
                 bar.advance(len(numbers))
             first += len(x)
@@ -128,17 +129,13 @@ def outcome_columns(
     return drawn.n_draws if "y" in joined else len(drawn), joined | ({"crps": crps.numpy()} if "y" in joined else {})
 
 
-def _mean(drawn: Mixture | Tensor) -> Tensor:
-    return draw_mean(drawn) if isinstance(drawn, Tensor) else drawn.mean
-
-
-def _block_columns(drawn: Mixture | Tensor, y: Tensor, ranked: Tensor) -> dict[str, Tensor]:
+def _block_columns(drawn: Mixture | Tensor, mean: Tensor, y: Tensor, ranked: Tensor) -> dict[str, Tensor]:
     """The columns of some rows, from their predictive distributions or from the class probabilities of their draws."""
     if not isinstance(drawn, Tensor):
         columns = RegressionOutcomes.columns(drawn, y, ranked=ranked)
         return columns | {"epistemic": drawn.epistemic, "aleatoric": drawn.aleatoric}
     parts = {"epistemic": information.mutual_information(drawn), "aleatoric": information.expected_entropy(drawn)}
-    return {"labels": y, "probabilities": _mean(drawn), "total": information.entropy(_mean(drawn)), **parts}
+    return {"labels": y, "probabilities": mean, "total": information.entropy(mean), **parts}
 
 
 def even_selection(n_rows: int, max_rows: int) -> npt.NDArray[np.int64]:

@@ -119,8 +119,7 @@ class Model:
     def uncertainty_percentiles(self) -> dict[str, float]:
         """Percentiles of the uncertainty on known rows: those of training, or of the calibration that changed it."""
         known = self.origin.get("calibration", {}).get("uncertainty_percentiles")
-        percentiles: dict[str, float] = known or self.origin.get("uncertainty_percentiles", {})
-        return percentiles
+        return dict(known or self.origin.get("uncertainty_percentiles", {}))
 
     @property
     def estimator(self) -> Any:
