@@ -10,16 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from dropbayes.layers.family import (
-    LOG_2_PI,
-    DiagonalGaussian,
-    Family,
-    binary_entropy,
-    is_zero,
-    log,
-    normal_like,
-    uniform_like,
-)
+from dropbayes.layers.family import DiagonalGaussian, Family, binary_entropy, is_zero, log, normal_like, uniform_like
 from dropbayes.runtime.validation import check_keep_prob, check_positive
 
 
@@ -127,7 +118,7 @@ class Bernoulli(Family):
         r"""$\log q(\mathbf W)$ of `[..., unit, column]`; needs $\sigma > 0$."""
         if self.is_dropout:
             raise ValueError("`std` (σ) must be positive for a density: with σ = 0 there are two point masses.")
-        constant = -self.kept.shape[1] * (0.5 * LOG_2_PI + log(self.std))
+        constant = -self.kept.shape[1] * (0.5 * math.log(2 * math.pi) + log(self.std))
         kept = -0.5 * ((value - self.kept) / self.std).square().sum(-1) + math.log(self.keep_prob)
         if self.keep_prob == 1:
             return (kept + constant).sum(-1)
@@ -221,6 +212,6 @@ def kl_from_density(q: Family, prior: Distribution) -> Tensor:
     divergence = q.kl(1.0)
     for share, loc in components:
         b = loc[..., None] + offsets
-        difference = -0.5 * (b.square() + LOG_2_PI) - prior.log_prob(b)
+        difference = -0.5 * (b.square() + math.log(2 * math.pi)) - prior.log_prob(b)
         divergence = divergence + share * (difference @ weights).sum() / math.sqrt(2 * math.pi)
     return divergence

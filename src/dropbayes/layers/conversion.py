@@ -18,18 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
-from dropbayes.layers import hooks, recurrent
+from dropbayes.layers import hooks, recurrent, structure
 from dropbayes.layers.noise import check_drop_prob
-from dropbayes.layers.structure import (
-    hook_keep_prob,
-    hook_owners,
-    is_bias,
-    is_dropout,
-    keep_probs,
-    matrices,
-    states_keep_probs,
-    weight_layers,
-)
 from dropbayes.tracing import Site, draw_or_mean
 
 Rates = Mapping[str, float | Tensor]
@@ -52,7 +42,7 @@ class DroppedAttention(nn.MultiheadAttention):
         return 1.0 - self.drop_prob
 
     def parameter_keep_probs(self) -> dict[str, float]:
-        return {name: 1.0 if is_bias(name) else self.keep_prob for name, _ in self.named_parameters()}
+        return {name: 1.0 if structure.is_bias(name) else self.keep_prob for name, _ in self.named_parameters()}
 
     def forward(
         self,
@@ -127,20 +117,20 @@ def _already_dropped(net: nn.Module, x: PyTree, layers: list[tuple[str, nn.Modul
         called: set[nn.Module] = set()
         notes = [module.register_forward_pre_hook(lambda m, args: called.add(m)) for _, module in layers]
         try:
-            traced = keep_probs(net, x)
+            traced = structure.keep_probs(net, x)
         finally:
             for note in notes:
                 note.remove()
         uncalled = [name for name, layer in layers if layer not in called]
         _warn(uncalled, "are not called on `x` (another module may read their weights): they get no dropout.")
         names = {name.rpartition(".")[0] for name, p in traced.items() if p < 1}
-        return {module for name, module in weight_layers(net) if name in names}
-    layers_of_net = {module for _, module in weight_layers(net)}
+        return {module for name, module in structure.weight_layers(net) if name in names}
+    layers_of_net = {module for _, module in structure.weight_layers(net)}
     followers, unplaced = set[nn.Module](), list[str]()
     for path, parent in net.named_modules():
         in_order, dropped = isinstance(parent, nn.Sequential), False
         for name, module in _steps(parent) if in_order else parent.named_children():
-            if is_dropout(module):
+            if structure.is_dropout(module):
                 dropped = True
                 if not in_order and not path.endswith(".lora_dropout"):  # which is before its adapter
                     unplaced.append(f"{path}.{name}".lstrip("."))
@@ -223,7 +213,7 @@ def add_dropout(
             return where is None or bool(where(name, module))
         return any(name == one or name.startswith(f"{one}.") for one in names)
 
-    layers = [(name, layer) for name, layer in weight_layers(result) if chosen(name, layer)]
+    layers = [(name, layer) for name, layer in structure.weight_layers(result) if chosen(name, layer)]
     stacked = [(name, m) for name, m in result.named_modules() if any(hooks.stacked_matrices(m)) and chosen(name, m)]
     if where is not None and not layers and not stacked:
         raise ValueError(f"`where` must choose a weight layer of `net` at least; got {where!r}, which chooses none.")
@@ -262,7 +252,7 @@ def _warn_of_layers(layers: list[tuple[str, nn.Module]], drop_prob: float, row_a
             "take sequences time first. If the inputs of the other weight layers are [time, row, ...] too, pass "
             "`row_axis=1`: a row's mask is then the same at all time steps. Pass `row_axis=0` if they are [row, ...].",
         )
-    undropped = [name for name, layer in layers if not states_keep_probs(layer) and not _made_here(layer)]
+    undropped = [name for name, layer in layers if not structure.states_keep_probs(layer) and not _made_here(layer)]
     _warn(
         [name for name in undropped if ".lora_A." not in name],
         "are left as they are: an nn.EmbeddingBag looks up and sums in one operation, and a module that multiplies by "
@@ -285,7 +275,7 @@ def _has_added_masks(layer: nn.Module) -> bool:
 
 def _made_here(layer: nn.Module) -> bool:
     """Whether an earlier call of `add_dropout` gave the layer its dropout."""
-    return isinstance(layer, DroppedAttention) or _has_added_masks(layer) or hook_keep_prob(layer) is not None
+    return isinstance(layer, DroppedAttention) or _has_added_masks(layer) or structure.hook_keep_prob(layer) is not None
 
 
 def _attach(layer: Any, drop_prob: float, units: hooks.Units, row_axis: int) -> None:
@@ -296,13 +286,13 @@ def _attach(layer: Any, drop_prob: float, units: hooks.Units, row_axis: int) -> 
         layer.__class__ = _RECURRENT.get(type(layer), type(layer))
         layer.dropout, layer.has_added_masks = 0.0, True
         layer.set_drop_probs(drop_prob)
-    elif not states_keep_probs(layer) and not isinstance(layer, nn.EmbeddingBag):
+    elif not structure.states_keep_probs(layer) and not isinstance(layer, nn.EmbeddingBag):
         _detach(layer)
         if isinstance(layer, nn.Embedding):
             layer.register_forward_hook(hooks.WordDropout(drop_prob, row_axis=row_axis), with_kwargs=True)
             return
         # A module of unknown code looks like a linear layer if it has a `weight`, no other matrix and no submodules.
-        is_plain = next(layer.children(), None) is None and set(matrices(layer)) <= {"weight"}
+        is_plain = next(layer.children(), None) is None and set(structure.matrices(layer)) <= {"weight"}
         if is_plain or isinstance(layer, (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd)):
             layer.register_forward_pre_hook(hooks.InputDropout(drop_prob, units, row_axis=row_axis), with_kwargs=True)
 
@@ -361,7 +351,7 @@ def with_drop_probs(net: nn.Module, present: Mapping[str, float], drop_probs: Ra
 def _holders(module: nn.Module, drop_prob: float) -> Iterator[tuple[Any, str]]:
     """The objects, and their attributes, that hold a drop probability: a module, and the hooks of `add_dropout`."""
     names = ("p", "drop_prob", "recurrent_drop_prob", "dropout")  # of our, torch's and timm's modules
-    owners = (module, *hook_owners(module))
+    owners = (module, *structure.hook_owners(module))
     return ((owner, name) for owner in owners for name in names if getattr(owner, name, None) == drop_prob)
 
 

@@ -19,8 +19,6 @@ from torch import Tensor
 
 from dropbayes.runtime.validation import check_positive
 
-LOG_2_PI = math.log(2 * math.pi)
-
 
 @dataclass(frozen=True, eq=False)
 class Family(ABC):
