@@ -9,7 +9,7 @@ from torch import nn
 from dropbayes.layers import Prior
 from dropbayes.likelihoods import Categorical, Gaussian
 from dropbayes.training import Objective, Optimization, fit
-from dropbayes.training.optimization import ModelNoise, borrowed
+from dropbayes.training.optimization import ModelNoise
 
 
 def test_a_learned_precision_ends_at_the_inverse_of_the_mean_squared_error(tmp_path):
@@ -51,8 +51,9 @@ def test_every_output_learns_a_precision_of_its_own(tmp_path):
 
 def test_the_logarithm_of_the_precision_never_decays():
     noise = ModelNoise(Gaussian(17.0), True, torch.device("cpu"))
-    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1, weight_decay=1.0)
-    with borrowed(optimizer, noise.log_precision) as (trained, _):
+    net = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD([{"params": net.parameters(), "weight_decay": 0.0}], lr=0.1, weight_decay=1.0)
+    with Optimization(optimizer).borrowed(net, noise.log_precision) as (trained, _):
         noise.log_precision.grad = torch.zeros(())
         for _ in range(20):
             trained.step()

@@ -7,18 +7,18 @@ import torch
 
 import dropbayes as db
 from dropbayes.training import EarlyStopping
-from dropbayes.training.optimization import held_out_score
 from tests.training.toys import network, toy
 
 
 def test_the_score_is_the_log_of_the_mean_density_over_draws():
     x, y = toy()
     net, likelihood = network().eval(), db.Gaussian(4.0)
-    rows = EarlyStopping((x, y)).rows(net, torch.device("cpu"))
+    stopping = EarlyStopping((x, y), n_draws=7)
+    rows = stopping.rows(net, torch.device("cpu"))
     draws = db.draws(net, x, n_draws=7, seed=3, masks="row")
     density = torch.distributions.Normal(draws, 0.5).log_prob(y).sum(-1).double()
     expected = (density.logsumexp(0) - math.log(7)).mean().item()
-    assert held_out_score(net, rows, likelihood, 7, 3, 0) == pytest.approx(expected, rel=1e-5)
+    assert stopping.score(net, rows, likelihood, 3, 0) == pytest.approx(expected, rel=1e-5)
 
 
 def test_held_out_rows_must_be_a_pair():

@@ -23,16 +23,7 @@ from dropbayes.runtime.validation import check_count
 from dropbayes.training import checkpoints
 from dropbayes.training.checkpoints import Checkpoint, History, Run
 from dropbayes.training.objective import Objective, divergence_of
-from dropbayes.training.optimization import (
-    GRAPH_PARAMETERS,
-    EarlyStopping,
-    ModelNoise,
-    Optimization,
-    Step,
-    borrowed,
-    held_out_score,
-    run_epoch,
-)
+from dropbayes.training.optimization import GRAPH_PARAMETERS, EarlyStopping, ModelNoise, Optimization, Step, run_epoch
 from dropbayes.training.rows import Rows, training_rows
 
 
@@ -117,10 +108,7 @@ def fit(
     rows = training_rows(x, y, net=net, device=target, batch_size=batch_size, sample_weight=sample_weight)
     judged = stopping.rows(net, target)
     noise = ModelNoise(likelihood, objective.learn_precision, target)
-    with (
-        _on_device(net, target),
-        borrowed(optimization.optimizer_of(net), noise.log_precision) as (optimizer, base_rates),
-    ):
+    with _on_device(net, target), optimization.borrowed(net, noise.log_precision) as (optimizer, base_rates):
         for some in [rows] if judged is None else [rows, judged]:
             _check_targets(net, some, likelihood)
         size = sum(parameter.numel() for parameter in net.parameters())
@@ -156,7 +144,7 @@ def fit(
                     finite, unchecked = _state_copy(net), 0
                 score = None
                 if judged is not None:
-                    score = held_out_score(net, judged, noise.likelihood(), stopping.n_draws, seed, epoch)
+                    score = stopping.score(net, judged, noise.likelihood(), seed, epoch)
                 rate = optimizer.param_groups[0]["lr"]
                 run = _with_epoch(run, net, loss, score, rate, noise.values(), stopping.patience)
                 stop = [callback(Progress(epoch + 1, net, run.history)) for callback in callbacks]

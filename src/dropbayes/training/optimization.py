@@ -86,22 +86,22 @@ class Optimization:
             )
         return self.optimizer
 
-
-@contextlib.contextmanager
-def borrowed(
-    optimizer: torch.optim.Optimizer, log_precision: nn.Parameter | None
-) -> Iterator[tuple[torch.optim.Optimizer, list[float]]]:
-    """Yields the optimiser and its base learning rates, with a group for the precision; all is as before at the end."""
-    if log_precision is not None:
-        optimizer.add_param_group({"params": [log_precision], "weight_decay": 0.0})
-    rates = [group["lr"] for group in optimizer.param_groups]
-    try:
-        yield optimizer, rates
-    finally:
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
+    @contextlib.contextmanager
+    def borrowed(
+        self, net: nn.Module, log_precision: nn.Parameter | None
+    ) -> Iterator[tuple[torch.optim.Optimizer, list[float]]]:
+        """Yields the optimiser and its base rates, with a group for the precision; all is as before at the end."""
+        optimizer = self.optimizer_of(net)
         if log_precision is not None:
-            optimizer.param_groups.pop()
+            optimizer.add_param_group({"params": [log_precision], "weight_decay": 0.0})
+        rates = [group["lr"] for group in optimizer.param_groups]
+        try:
+            yield optimizer, rates
+        finally:
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+            if log_precision is not None:
+                optimizer.param_groups.pop()
 
 
 class ModelNoise:
@@ -227,22 +227,21 @@ class EarlyStopping:
             raise ValueError(f"`held_out` must be a pair (x, y) or a DataLoader of pairs; got {len(parts)} parts.")
         return training_rows(*parts, net=net, device=device, batch_size=1, name="held_out")
 
-
-@torch.no_grad()
-def held_out_score(net: nn.Module, rows: Rows, likelihood: Likelihood, n_draws: int, seed: int, epoch: int) -> float:
-    r"""The mean of $\log \tfrac1T \sum_t p(\mathbf y \mid \widehat{\mathbf y}_t)$ [GG16, eq:predictive_dist]."""
-    net.eval()
-    total = 0.0
-    for batch in rows.pass_through():
-        if is_stochastic(net, batch.arguments):  # the same masks at every check, so that scores are comparable
-            sampled = output_tensor(draws(net, batch.arguments, n_draws=n_draws, seed=seed, masks="row"))
-        else:
-            sampled = batch.output(net)[None]
-        densities = likelihood.log_density(sampled, batch.y).double()
-        total += float((densities.logsumexp(0) - math.log(len(densities))).sum())
-    if math.isnan(total):
-        raise FloatingPointError(
-            f"the held-out log-likelihood is NaN in epoch {epoch + 1}: no epoch could be called the best. Look for NaN "
-            "or extreme values in the inputs of `held_out`."
-        )
-    return total / rows.n_rows
+    @torch.no_grad()
+    def score(self, net: nn.Module, rows: Rows, likelihood: Likelihood, seed: int, epoch: int) -> float:
+        r"""The mean of $\log \tfrac1T \sum_t p(\mathbf y \mid \widehat{\mathbf y}_t)$ [GG16, eq:predictive_dist]."""
+        net.eval()
+        total = 0.0
+        for batch in rows.pass_through():
+            if is_stochastic(net, batch.arguments):  # the same masks at every check, so that scores are comparable
+                sampled = output_tensor(draws(net, batch.arguments, n_draws=self.n_draws, seed=seed, masks="row"))
+            else:
+                sampled = batch.output(net)[None]
+            densities = likelihood.log_density(sampled, batch.y).double()
+            total += float((densities.logsumexp(0) - math.log(len(densities))).sum())
+        if math.isnan(total):
+            raise FloatingPointError(
+                f"the held-out log-likelihood is NaN in epoch {epoch + 1}: no epoch could be called the best. Look for "
+                "NaN or extreme values in the inputs of `held_out`."
+            )
+        return total / rows.n_rows
