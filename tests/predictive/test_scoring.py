@@ -96,8 +96,8 @@ def test_the_auroc_of_classes_is_that_of_scikit_learn(n_classes):
 
 
 def test_balanced_accuracy_counts_every_class_alike():
-    labels, predicted = torch.tensor([0] * 9 + [1]), torch.tensor([0] * 10)
-    assert balanced_accuracy(predicted, labels).item() == 0.5
+    labels, probabilities = torch.tensor([0] * 9 + [1]), torch.tensor([[0.9, 0.1]] * 10)
+    assert balanced_accuracy(probabilities, labels).item() == 0.5
 
 
 def test_a_description_says_which_direction_is_better():

@@ -252,11 +252,11 @@ REGRESSION_SCORES = {
 # --- classification ------------------------------------------------------------------------------------------------
 
 
-def balanced_accuracy(predicted: Array, labels: Array, *, sample_weight: Array | None = None) -> Tensor:
+def balanced_accuracy(probabilities: Array, labels: Array, *, sample_weight: Array | None = None) -> Tensor:
     """The mean recall over the classes that occur."""
     truth = torch.as_tensor(labels)
     weight = row_weights(sample_weight, len(truth), like=truth)
-    recognised = torch.bincount(truth, weight * (torch.as_tensor(predicted) == truth))
+    recognised = torch.bincount(truth, weight * (torch.as_tensor(probabilities).argmax(1) == truth))
     total = torch.bincount(truth, weight)
     return (recognised / total)[total > 0].mean()
 
@@ -302,11 +302,7 @@ CLASS_SCORES = {
         "mean over the classes of the share of their rows that are recognised",
         "higher",
         percent=True,
-    ).by(
-        lambda rows: balanced_accuracy(
-            torch.as_tensor(rows.probabilities).argmax(1), rows.labels, sample_weight=rows.sample_weight
-        )
-    ),
+    ).by(_of_probabilities(balanced_accuracy)),
     "class_auroc": _Named(
         "AUROC of classes",
         "chance that a row of a class is given more of it than other rows are, mean over the classes; 0.5 is a guess",
