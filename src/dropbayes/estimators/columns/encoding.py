@@ -47,35 +47,32 @@ def encode(schema: Schema, table: pa.Table, *, at: Place, allow_new: bool = Fals
         flag: What a user sets to allow it, for the message.
     """
     check_columns(schema, table.column_names, at(-1))
-    x = np.zeros((table.num_rows, len(schema.inputs)))
-    missing: dict[str, int] = {}
-    new: dict[str, int] = {}
-    outside: dict[str, Mask] = {}
+    encoded = Encoded(np.zeros((table.num_rows, len(schema.inputs))))
     start, refusal = 0, "" if allow_new else f"correct it, or encode new ones as all zeros with `{flag}`."
     for column in schema.columns:
         width, cells = len(column.inputs), Cells(table[column.name], column.name, at, schema.missing)
-        inputs = x[:, start : start + width]
+        inputs = encoded.x[:, start : start + width]
         if column.kind == "category":
             absent, beyond = _fill_categories(inputs, column, cells, refusal)
             if beyond.any():
-                new[column.name] = int(beyond.sum())
+                encoded.new[column.name] = int(beyond.sum())
         else:
             values = column_values(column, cells)
             absent = np.isnan(values)
             filled = np.where(absent, column.fill, values)
             n_own = width - column.flagged
             inputs[:, :n_own] = date_inputs(filled, column.parts) if column.kind == "date" else filled[:, None]
-            beyond = np.zeros(len(x), dtype=bool)
+            beyond = np.zeros(len(filled), dtype=bool)
             if column.low is not None and column.high is not None:
                 beyond = (filled < column.low) | (filled > column.high)
         if column.flagged:
             inputs[:, -1] = absent
         if absent.any():
-            missing[column.name] = int(absent.sum())
+            encoded.missing[column.name] = int(absent.sum())
         if beyond.any():
-            outside[column.name] = beyond
+            encoded.outside[column.name] = beyond
         start += width
-    return Encoded(x, missing, new, outside)
+    return encoded
 
 
 def column_values(column: Column, cells: Cells) -> Numbers:
