@@ -66,7 +66,7 @@ def test_the_gradient_by_hand_is_that_of_autograd(activation, likelihood):
     x, y = toy(50)
     targets = (y > y.median()).long() if likelihood == "categorical" else y
     members = [Member(drop_prob=(0.0, 0.2, 0.1 * s), weight_decay=1e-2, seed=s) for s in range(3)]
-    table = stacked_table([Task(x, targets)], HEADS[likelihood], torch.float64)
+    table = stacked_table([Task(x, targets)], HEADS[likelihood], torch.float64, start=None, n_classes=None)
     head, device = HEADS[likelihood], torch.device("cpu")
     program = Program(table, members, (7, 5), head, activation, 20, "constant", False, device, torch.float64)
     program.load(0)

@@ -38,7 +38,7 @@ def test_weights_are_repetitions():
 def test_tasks_lie_end_to_end_in_standard_units():
     source = torch.Generator().manual_seed(2)
     tasks = [Task(3 + torch.randn(n, 2, generator=source), 9 * torch.randn(n, generator=source)) for n in (10, 15)]
-    table = stacked_table(tasks, HEADS["gaussian"], F64)
+    table = stacked_table(tasks, HEADS["gaussian"], F64, start=None, n_classes=None)
     assert table.first == [0, 10] and table.n_rows == [10, 15] and len(table.x) == 26
     torch.testing.assert_close(table.y[10:25].std(unbiased=False), torch.ones((), dtype=F64))
     assert table.weight[-1] == 0
@@ -47,4 +47,6 @@ def test_tasks_lie_end_to_end_in_standard_units():
 @pytest.mark.parametrize("weight", [[-1.0, 1.0], [0.0, 0.0], [1.0], [[1.0], [1.0]], [float("nan"), 1.0]])
 def test_what_is_no_weight_is_refused(weight):
     with pytest.raises(ValueError, match="`weight` must"):
-        stacked_table([Task(torch.ones(2, 1), torch.ones(2), weight)], HEADS["gaussian"], F64)
+        stacked_table(
+            [Task(torch.ones(2, 1), torch.ones(2), weight)], HEADS["gaussian"], F64, start=None, n_classes=None
+        )

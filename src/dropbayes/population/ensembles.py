@@ -211,9 +211,7 @@ def _score_candidates(
 # --- the folds --------------------------------------------------------------------------------------------------
 
 
-def random_folds(
-    groups: Tensor, n_folds: int, *, strata: Tensor | None = None, seed: int = 0
-) -> list[tuple[Tensor, Tensor]]:
+def random_folds(groups: Tensor, n_folds: int, *, strata: Tensor | None, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
     """Training and held-out rows: `n_folds` disjoint folds of whole groups, or one split with a fifth of them held out.
 
     Every fold gets its share of the groups of each stratum (a group counts for that of most of its rows).

@@ -3,7 +3,7 @@ r"""The predictions of a population: draws, predictive moments and log-likelihoo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -108,12 +108,7 @@ def _labelled_rows(population: Population, rows: Any) -> tuple[Tensor, Tensor, T
 
 
 def fit_precision(
-    population: Population,
-    rows: Any,
-    *,
-    n_draws: int = 200,
-    seed: int = 0,
-    groups: Sequence[int] | Tensor | None = None,
+    population: Population, rows: Any, *, n_draws: int = 200, seed: int = 0, groups: list[int] | Tensor | None = None
 ) -> Population:
     r"""The population with the precision τ that maximises the log-likelihood of held-out rows; no retraining.
 
@@ -127,7 +122,7 @@ def fit_precision(
 
 
 def fit_and_score(
-    population: Population, rows: Any, *, n_draws: int, seed: int = 0, groups: Sequence[int] | Tensor | None = None
+    population: Population, rows: Any, *, n_draws: int, seed: int = 0, groups: list[int] | Tensor | None = None
 ) -> tuple[Population, Tensor, Tensor]:
     """The population of `fit_precision`, and log-densities `[member, row]` and errors `[member, row, output]` of it.
 
@@ -245,7 +240,7 @@ def _chunks(population: Population, inputs: Tensor, n_draws: int, seed: int) -> 
     sources = [randomness.generator(*key, 0, device=device) for key in keys]
     for start in range(0, n_draws, size):
         count = min(size, n_draws - start)
-        layers: list[Tensor | None] = []
+        masks = []
         for layer, own_words in enumerate(member_words):
             n = n_rows * widths[layer]
             padded = -(-n // 4) * 4  # a whole number of 64-bit words for each draw
@@ -253,7 +248,7 @@ def _chunks(population: Population, inputs: Tensor, n_draws: int, seed: int) -> 
             dither = torch.rand(count, generator=dithers[layer], dtype=torch.float64).to(device)[:, None, None]
             below = randomness.thresholds(population.drop_prob[:, layer, None, None, None], dither)
             mask = (torch.bitwise_xor(words, own_words) >= below).to(dtype)
-            layers.append(mask.reshape(n_members, count * n_rows, -1))
+            masks.append(mask.reshape(n_members, count * n_rows, -1))
         repeated = x[:, None].expand(-1, count, -1, -1).reshape(n_members, count * n_rows, -1)
-        output = forward(scaled, population.biases, repeated, layers, population.activation)
+        output = forward(scaled, population.biases, repeated, masks, population.activation)
         yield output.view(n_members, count, n_rows, -1).transpose(0, 1)

@@ -44,11 +44,7 @@ class Stack:
 
 
 def forward(
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor],
-    x: Tensor,
-    masks: Sequence[Tensor | None],
-    activation: Activation,
+    weights: Sequence[Tensor], biases: Sequence[Tensor], x: Tensor, masks: Sequence[Tensor], activation: Activation
 ) -> Tensor:
     r"""All members' outputs $\sigma(\mathbf x \mathbf z_1 \mathbf W_1 + \mathbf b)\,\mathbf z_2 \mathbf W_2 \dots$.
 
@@ -56,7 +52,7 @@ def forward(
     """
     nonlinearity, h = ACTIVATIONS[activation][0], x
     for layer, (weight, bias, mask) in enumerate(zip(weights, biases, masks, strict=True)):
-        h = torch.baddbmm(bias, h if mask is None else h * mask, weight)
+        h = torch.baddbmm(bias, h * mask, weight)
         h = nonlinearity(h) if layer + 1 < len(weights) else h
     return h
 

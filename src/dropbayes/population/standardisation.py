@@ -44,12 +44,7 @@ def moments(values: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def stacked_table(
-    tasks: Sequence[Task],
-    head: Head,
-    dtype: torch.dtype,
-    *,
-    start: Population | None = None,
-    n_classes: int | None = None,
+    tasks: Sequence[Task], head: Head, dtype: torch.dtype, *, start: Population | None, n_classes: int | None
 ) -> Table:
     """The table of all tasks' rows, each task standardised by its own (weighted) moments or those of its start."""
     columns = [_task_columns(task, number, head) for number, task in enumerate(tasks)]
