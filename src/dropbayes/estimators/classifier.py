@@ -3,7 +3,7 @@ r"""The scikit-learn classifier."""
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -58,9 +58,7 @@ class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
     class_weight: Any = None
 
     @on_cpu
-    def fit(
-        self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None, times: Any = None
-    ) -> DropoutClassifier:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None, times: Any = None) -> Self:
         """Searches, trains and fits the temperature; see `DropoutRegressor.fit`."""
         with self._all_or_nothing():
             warm = self._is_warm()
@@ -116,7 +114,7 @@ class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
         return x, labels, weight
 
     @on_cpu
-    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> DropoutClassifier:
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """One pass over more rows from the current weights; the first call needs all `classes` and does not search."""
         first = not hasattr(self, "population_")
         with self._all_or_nothing():

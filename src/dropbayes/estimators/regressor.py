@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -111,7 +111,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         return tags
 
     @on_cpu
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None, times: Any = None) -> DropoutRegressor:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None, times: Any = None) -> Self:
         """Searches, trains and fits the noise.
 
         Args:
@@ -286,7 +286,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         return x, y, row_weights(sample_weight, x)
 
     @on_cpu
-    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> DropoutRegressor:
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """One pass over more rows, from the current weights; the first call standardises and does not search.
 
         The rows of each call update a running estimate of τ before the networks are trained on them.
