@@ -165,7 +165,7 @@ def descend(
             call = capture_graph(program.call, list(program.state.values()), device)[0].replay
         n_blocks = math.ceil(n_steps / STEPS_PER_BLOCK)
         with ProgressBar(
-            f"{network.activation} network", n_steps, initial=min(n_steps, done * STEPS_PER_BLOCK)
+            f"{network.activation} network", n_steps, unit="steps", initial=min(n_steps, done * STEPS_PER_BLOCK)
         ) as progress:
             for block in range(done, n_blocks):
                 torch.manual_seed(seed * 1_000_003 + block)

@@ -31,9 +31,9 @@ def test_a_pipe_gets_one_line_per_minute(minutes, capsys):
 
 
 def test_nothing_is_printed_within_the_first_minute_or_when_switched_off(minutes, capsys):
-    for _ in ProgressBar("fit", 1).follow([0]):
+    for _ in ProgressBar("fit", 1, unit="epochs").follow([0]):
         pass
-    with ProgressBar("fit", 50, show=False) as bar:
+    with ProgressBar("fit", 50, unit="epochs", show=False) as bar:
         for _ in range(50):
             bar.advance()
     assert capsys.readouterr().err == ""
@@ -60,7 +60,7 @@ def test_bytes_are_shown_as_megabytes_and_an_unknown_total_has_no_end():
 
 def test_a_closed_standard_error_does_not_stop_the_work(minutes, monkeypatch, tmp_path):
     closed = (tmp_path / "stderr").open("w")
-    bar = ProgressBar("fit", 9)
+    bar = ProgressBar("fit", 9, unit="epochs")
     closed.close()
     monkeypatch.setattr(sys, "stderr", closed)
     for _ in range(9):

@@ -153,7 +153,7 @@ def test_every_row_has_a_mask_of_its_own():
 def test_the_divergence_makes_no_tensor_of_numbers_of_the_host(monkeypatch):
     """A copy to the device could not be part of a CUDA graph: every `fit` on CUDA would lose its graph."""
     net = nn.Sequential(nn.Dropout(0.1), nn.Linear(3, 4), nn.ReLU(), nn.Dropout(0.2), nn.Linear(4, 1))
-    divergence = divergence_of(net, prior=Prior(length_scale=2.0))
+    divergence = divergence_of(net, prior=Prior(length_scale=2.0), keep_probs=None)
     expected = divergence()
     for owner, name in ((torch.Tensor, "new_tensor"), (torch, "tensor"), (torch, "as_tensor")):
         monkeypatch.setattr(owner, name, lambda *_, **__: pytest.fail("made of a number of the host"))

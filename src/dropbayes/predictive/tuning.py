@@ -23,9 +23,8 @@ from dropbayes.linear.passes import linear_plan
 from dropbayes.linear.points import standard_points
 from dropbayes.predictive.evaluation import checked_targets, fitted_noise
 from dropbayes.predictive.next_tokens import NextTokens, text_densities, text_inputs
-from dropbayes.runtime.arrays import Array
 from dropbayes.runtime.formatting import Printed, Table
-from dropbayes.runtime.validation import random_generator
+from dropbayes.runtime.validation import Array, random_generator
 from dropbayes.sampling import Sampling, as_inputs, draws, evaluation_output, sites
 from dropbayes.scores.averages import standard_error
 

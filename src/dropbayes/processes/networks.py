@@ -265,10 +265,8 @@ class _Reading:
             convolve = (F.conv1d, F.conv2d, F.conv3d)[len(module.kernel_size) - 1]
             geometry = {"stride": module.stride, "padding": module.padding, "dilation": module.dilation}
             patches = functools.partial(_patches, functools.partial(convolve, **geometry), module.kernel_size)
-        kept, n_inputs = self.kept.get(f"{name}.weight", stated_keep_prob(module)), module.weight[0].numel()
-        scale = self.prior.of_weight(
-            name, parameter="weight", first=values == "inputs", fan_in=n_inputs, keep_prob=kept
-        )
+        kept, fan_in = self.kept.get(f"{name}.weight", stated_keep_prob(module)), module.weight[0].numel()
+        scale = self.prior.of_weight(name, parameter="weight", first=values == "inputs", fan_in=fan_in, keep_prob=kept)
         inverse = 0.0 if module.bias is None else self.prior.of_bias(name, parameter="bias")
         bias_scale = 0.0 if is_zero(inverse) else 1 / inverse
         # The inputs' covariance is a sum over them, the units' is that of one: a layer adds up K of them.

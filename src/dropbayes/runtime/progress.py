@@ -28,14 +28,7 @@ class ProgressBar:
     """
 
     def __init__(
-        self,
-        title: str,
-        total: int | None,
-        *,
-        unit: str = "steps",
-        initial: int = 0,
-        show: bool | None = None,
-        delay: float = 0.0,
+        self, title: str, total: int | None, *, unit: str, initial: int = 0, show: bool | None = None, delay: float = 0
     ) -> None:
         self.title, self.total, self.delay = title, total, delay
         self._unit: dict[str, Any] = {"unit": "B", "unit_scale": True} if unit == "bytes" else {"unit": f" {unit}"}

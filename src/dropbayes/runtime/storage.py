@@ -60,9 +60,7 @@ class ModelFile:
         return value
 
 
-def save(
-    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], *, kind: str, settings: Mapping[str, Any]
-) -> None:
+def save(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], *, kind: str, settings: dict[str, Any]) -> None:
     """Writes a model file, whole or not at all; the settings are JSON values."""
     from safetensors.torch import save as serialise
 
@@ -70,7 +68,7 @@ def save(
         "format": FORMAT,
         "kind": kind,
         "versions": {"dropbayes": __version__, "torch": torch.__version__},
-        "settings": dict(settings),
+        "settings": settings,
     }
     try:
         text = json.dumps(description, sort_keys=True, allow_nan=False)

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from dropbayes.layers import KeepProbs, Prior, keep_probs
 from dropbayes.likelihoods import Gaussian, Likelihood
-from dropbayes.runtime.arrays import Array
 from dropbayes.runtime.devices import available_device
 from dropbayes.runtime.progress import ProgressBar
-from dropbayes.runtime.validation import check_count
+from dropbayes.runtime.validation import Array, check_count
 from dropbayes.training import checkpoints
 from dropbayes.training.checkpoints import Checkpoint, History, Run
 from dropbayes.training.objective import Objective, divergence_of
@@ -139,13 +138,13 @@ def fit(
                 _seed(target, seed, epoch)
                 loss = run_epoch(step, optimizer, rows, base_rates, optimization.schedule, epoch)
                 unchecked += rows.n_batches
+                rate = optimizer.param_groups[0]["lr"]
                 if is_read or unchecked >= 16 or epoch + 1 == epochs or not math.isfinite(loss):
-                    _check_finite(net, finite, loss, epoch, optimizer)
+                    _check_finite(net, finite, loss, epoch, rate)
                     finite, unchecked = _state_copy(net), 0
                 score = None
                 if judged is not None:
                     score = stopping.score(net, judged, noise.likelihood(), seed, epoch)
-                rate = optimizer.param_groups[0]["lr"]
                 run = _with_epoch(run, net, loss, score, rate, noise.values(), stopping.patience)
                 stop = [callback(Progress(epoch + 1, net, run.history)) for callback in callbacks]
                 if is_read:
@@ -217,14 +216,11 @@ def _state_copy(net: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in net.state_dict().items()}
 
 
-def _check_finite(
-    net: nn.Module, before: dict[str, Tensor], loss: float, epoch: int, optimizer: torch.optim.Optimizer
-) -> None:
+def _check_finite(net: nn.Module, before: dict[str, Tensor], loss: float, epoch: int, rate: float) -> None:
     largest = torch.stack(torch._foreach_norm(list(net.parameters()), math.inf))  # a single device synchronisation
     if math.isfinite(loss) and bool(largest.isfinite().all()):
         return
     net.load_state_dict(before)
-    rate = optimizer.param_groups[0]["lr"]
     raise FloatingPointError(
         f"Training diverged in epoch {epoch + 1} (loss {loss}); the network was restored to its last finite "
         f"state. Try learning_rate={rate / 10:.3g} instead of {rate:.3g}, standardise x and y (mean 0, deviation 1), "

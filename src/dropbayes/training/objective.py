@@ -47,9 +47,7 @@ def kl_divergence(net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, floa
     return divergence_of(net, prior=prior, keep_probs=keep_probs)()
 
 
-def divergence_of(
-    net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, float] | None = None
-) -> Callable[[], Tensor]:
+def divergence_of(net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, float] | None) -> Callable[[], Tensor]:
     """`kl_divergence` as a function of the network's current weights; its structure is read once."""
     decaying = list(decays(net, prior=prior, keep_probs=keep_probs))
     others: list[Any] = [(name, module) for name, module in weight_layers(net) if not kl_is_weight_decay(module)]
