@@ -163,8 +163,11 @@ def _under_each_draw(work: Texts, at_once: int) -> DrawnTexts:
     masks = [_until_the_end(text[..., work.new_from :], _ends(work.config)) for text in texts]
     mask = torch.cat([nn.functional.pad(one, (0, tokens.shape[-1] - one.shape[-1])) for one in masks])
     judged = [score_answers(work, tokens[i], mask[i], 1, range(i, i + 1)) for i in range(len(tokens))]
-    known = {name: torch.stack([vars(one)[name] for one in judged]) for name in ("token_log_prob", "token_entropy")}
-    return DrawnTexts(sequences=whole, tokens=tokens, mask=mask, cache_bytes=largest, **known)
+    log_prob = torch.stack([one.token_log_prob for one in judged])
+    entropy = torch.stack([one.token_entropy for one in judged])
+    return DrawnTexts(
+        sequences=whole, tokens=tokens, mask=mask, token_log_prob=log_prob, token_entropy=entropy, cache_bytes=largest
+    )
 
 
 def _decode(work: Texts, drawn: DrawnModel, inputs: dict[str, Any], observe: Any) -> Tensor:

@@ -209,8 +209,7 @@ def calibrate(
         return
     if data is None:
         raise ValueError("held-out rows are needed to calibrate on; name a table, or use `method` none.")
-    reading: dict[str, Any] = {"delimiter": delimiter, "encoding": encoding, "allow_new": allow_new}
-    rows = whole_table(fitted, data, **reading)
+    rows = whole_table(fitted, data, delimiter=delimiter, encoding=encoding, allow_new=allow_new)
     label = rows.source.label
     if not note_training_rows(fitted, data) and label == fitted.origin.get("file"):
         note(f"{label!r} has the name of the training table; calibrate on rows that the model has not seen.")

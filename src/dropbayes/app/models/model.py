@@ -128,8 +128,7 @@ class Model:
         kind = estimators.DropoutRegressor if regression else estimators.DropoutClassifier
         if not isinstance(self.ensemble, kind):
             estimator = kind(**self.ensemble.get_params())
-            for name, value in vars(self.ensemble).items():
-                setattr(estimator, name, value)
+            estimator.__dict__.update(vars(self.ensemble))
             self.ensemble = estimator  # it predicts from now on, so that there is one object to change and to save
         return self.ensemble
 

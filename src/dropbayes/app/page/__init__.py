@@ -92,8 +92,6 @@ class PageServer(ThreadingHTTPServer):
         True
     """
 
-    daemon_threads = True
-
     def __init__(self, port: int = 0) -> None:
         super().__init__(("127.0.0.1", port), _Handler)
 
