@@ -155,7 +155,7 @@ def population_on_cuda(batch_size: int = 128, n_rows: int = 900) -> list[dict[st
     ]
     for n_networks in (1, 240, 2400):
         members = [Member(epochs=1, seed=s) for s in range(n_networks)]
-        table = stacked_table([Task(x, y)], HEADS["gaussian"], torch.float32)
+        table = stacked_table([Task(x, y)], HEADS["gaussian"], torch.float32, start=None, n_classes=None)
         head, cuda = HEADS["gaussian"], torch.device("cuda")
         program = Program(table, members, (50,), head, "relu", batch_size, "constant", False, cuda, torch.float32)
         with tensor_cores(cuda):
