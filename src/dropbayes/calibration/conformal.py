@@ -27,19 +27,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dropbayes.runtime.validation import (
-    Array,
-    check_count,
-    check_positive,
-    check_probability,
-    check_values,
-    class_labels,
-    class_probabilities,
-    finite_tensor,
-    matching_tensors,
-    row_values,
-    row_weights,
-)
+from dropbayes.runtime import validation
+from dropbayes.runtime.arrays import Array
 from dropbayes.scores.averages import cumulative_weights, weighted_quantile
 
 # --- thresholds -------------------------------------------------------------------------------------------------------
@@ -65,11 +54,11 @@ def conformal_threshold(
         >>> conformal_threshold(torch.tensor([1.0, 2.0]), level=0.5, sample_weight=[1, 3], new_weight=torch.tensor([1.0, 9.0]))
         tensor([2., inf])
     """  # noqa: E501 - an example of one line
-    check_probability("level", level)
-    held_out = row_values("scores", scores, infinite=True).detach()
-    weight = row_weights(sample_weight, len(held_out), like=held_out)
-    new = finite_tensor("new_weight", new_weight).to(weight)
-    check_values("new_weight", new)
+    validation.check_probability("level", level)
+    held_out = validation.row_values("scores", scores, infinite=True).detach()
+    weight = validation.row_weights(sample_weight, len(held_out), like=held_out)
+    new = validation.finite_tensor("new_weight", new_weight).to(weight)
+    validation.check_values("new_weight", new)
     return weighted_quantile(held_out, weight, level * (weight.sum() + new))
 
 
@@ -86,12 +75,13 @@ def group_thresholds(
         >>> group_thresholds(scores, groups, torch.tensor([0, 1, 2]), level=0.8)
         tensor([4., 8., inf])
     """
-    held_out = row_values("scores", scores, infinite=True)
-    known, new = row_values("groups", groups, n_rows=len(held_out)), row_values("new_groups", new_groups)
+    held_out = validation.row_values("scores", scores, infinite=True)
+    known = validation.row_values("groups", groups, n_rows=len(held_out))
+    new = validation.row_values("new_groups", new_groups)
     for name, values in (("groups", known), ("new_groups", new)):
         if not bool((values == values.round()).all()):
             raise ValueError(f"`{name}` must hold integers, one group per row; got {values.dtype} with fractions.")
-    weight = row_weights(sample_weight, len(held_out), like=held_out)
+    weight = validation.row_weights(sample_weight, len(held_out), like=held_out)
     thresholds = held_out.new_full((len(new),), math.inf)
     for group in new.unique():
         some = (known == group) & (weight > 0)
@@ -108,8 +98,9 @@ def class_thresholds(
     The `threshold` of `conformal_sets`, from the scores of the true labels. Without it a rare class may be missed most
     of the time while the average over rows meets the guarantee; one with too few rows is in every set.
     """
-    check_count("n_classes", n_classes)
-    truth = class_labels(labels, n_rows=len(row_values("scores", scores, infinite=True)), n_classes=n_classes)
+    validation.check_count("n_classes", n_classes)
+    n_rows = len(validation.row_values("scores", scores, infinite=True))
+    truth = validation.class_labels(labels, n_rows=n_rows, n_classes=n_classes)
     return group_thresholds(scores, truth, torch.arange(n_classes), level=level, sample_weight=sample_weight)
 
 
@@ -135,8 +126,8 @@ class OnlineLevel:
     current: float | None = None
 
     def __post_init__(self) -> None:
-        check_probability("target", self.target)
-        check_positive("rate", self.rate)
+        validation.check_probability("target", self.target)
+        validation.check_positive("rate", self.rate)
         if self.current is None:
             object.__setattr__(self, "current", self.target)
 
@@ -148,7 +139,7 @@ class OnlineLevel:
     def threshold(self, scores: Array) -> Tensor:
         """The threshold of the scores of recent rows at the current level; ±∞ where that left the unit interval."""
         assert self.current is not None
-        recent = row_values("scores", scores, infinite=True)
+        recent = validation.row_values("scores", scores, infinite=True)
         if not 0 < self.current < 1:
             return recent.new_tensor(math.inf if self.current >= 1 else -math.inf)
         return conformal_threshold(recent, level=self.current)
@@ -170,11 +161,11 @@ def standardised_residuals(mean: Array, std: Array | float, y: Array) -> Tensor:
 
 def _moments(arrays: Mapping[str, Array], std: Array | float) -> list[Tensor]:
     """The mean, the positive standard deviation and the other arrays, of one shape; a scalar deviation is expanded."""
-    deviation = finite_tensor("std", std)
+    deviation = validation.finite_tensor("std", std)
     if deviation.dim() == 0:
-        deviation = deviation.expand(finite_tensor("mean", arrays["mean"]).shape)
-    tensors = matching_tensors({"mean": arrays["mean"], "std": deviation, **arrays})
-    check_values("std", tensors[1], positive=True)
+        deviation = deviation.expand(validation.finite_tensor("mean", arrays["mean"]).shape)
+    tensors = validation.matching_tensors({"mean": arrays["mean"], "std": deviation, **arrays})
+    validation.check_values("std", tensors[1], positive=True)
     return tensors
 
 
@@ -201,7 +192,7 @@ def quantile_residuals(lower: Array, upper: Array, y: Array) -> Tensor:
         >>> quantile_residuals(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 1.0]), torch.tensor([3.0, 0.5]))
         tensor([ 2.0000, -0.5000])
     """
-    low, high, outcome = matching_tensors({"lower": lower, "upper": upper, "y": y})
+    low, high, outcome = validation.matching_tensors({"lower": lower, "upper": upper, "y": y})
     return torch.maximum(low - outcome, outcome - high)
 
 
@@ -216,7 +207,7 @@ def conformal_quantile_interval(lower: Array, upper: Array, *, threshold: Array 
         >>> conformal_quantile_interval(torch.tensor([0.0]), torch.tensor([4.0]), threshold=0.5)
         (tensor([-0.5000]), tensor([4.5000]))
     """
-    low, high = matching_tensors({"lower": lower, "upper": upper})
+    low, high = validation.matching_tensors({"lower": lower, "upper": upper})
     if bool((low > high).any()):
         raise ValueError(f"`lower` must not exceed `upper`; it does in {int((low > high).sum())} rows.")
     margin = torch.maximum(_per_row(threshold, low), (low - high) / 2)  # no interval has a negative width
@@ -224,7 +215,7 @@ def conformal_quantile_interval(lower: Array, upper: Array, *, threshold: Array 
 
 
 def _per_row(threshold: Array | float, like: Tensor) -> Tensor:
-    bound = finite_tensor("threshold", threshold, infinite=True)
+    bound = validation.finite_tensor("threshold", threshold, infinite=True)
     if bound.dim() and bound.shape != like.shape[:1]:
         raise ValueError(f"`threshold` must be a number or [row]; got shape {tuple(bound.shape)} for {len(like)} rows.")
     bound = bound.to(like.device, torch.promote_types(bound.dtype, like.dtype))
@@ -253,11 +244,11 @@ def cross_conformal_interval(
         >>> cross_conformal_interval(predictions, residuals=torch.tensor([0.5, 0.5, 0.5]), level=0.7)
         (tensor([-0.5000]), tensor([2.5000]))
     """
-    check_probability("level", level)
-    outputs = finite_tensor("predictions", predictions, axes="[fold, new row]")
-    spread = row_values("residuals", residuals).to(outputs)
-    check_values("residuals", spread)
-    fold = torch.arange(len(spread)) if folds is None else row_values("folds", folds, n_rows=len(spread))
+    validation.check_probability("level", level)
+    outputs = validation.finite_tensor("predictions", predictions, axes="[fold, new row]")
+    spread = validation.row_values("residuals", residuals).to(outputs)
+    validation.check_values("residuals", spread)
+    fold = torch.arange(len(spread)) if folds is None else validation.row_values("folds", folds, n_rows=len(spread))
     if fold.min() < 0 or fold.max() >= len(outputs) or bool((fold != fold.long()).any()):
         raise ValueError(
             f"`folds` must lie between 0 and {len(outputs) - 1}, the rows of `predictions`, and be whole; got "
@@ -289,19 +280,19 @@ class ConformalDistribution:
 
     def distribution(self, y: Array) -> Tensor:
         """The distribution function at `y`, `[row]`: the middle of its jump there."""
-        centre, _, outcome = matching_tensors({"mean": self.mean, "std": self.std, "y": y})
+        centre, _, outcome = validation.matching_tensors({"mean": self.mean, "std": self.std, "y": y})
         standard = (outcome - centre) / self.std.to(centre)
         below, up_to, total = cumulative_weights(self.residuals.to(standard), self.weight, standard)
         return (0.5 * (below + up_to + 1) / (total + 1)).to(standard.dtype)
 
     def quantile(self, level: float) -> Tensor:
         """The quantile of each row, `[row]`: a new target is at most this with probability at least `level`."""
-        check_probability("level", level)
+        validation.check_probability("level", level)
         return self.mean + self._residual(level, 1) * self.std
 
     def interval(self, level: float) -> tuple[Tensor, Tensor]:
         """The central interval of each row, asymmetric about the mean when the residuals are skewed."""
-        check_probability("level", level)
+        validation.check_probability("level", level)
         outer = (1 + level) / 2
         return self.mean - self._residual(outer, -1) * self.std, self.mean + self._residual(outer, 1) * self.std
 
@@ -324,9 +315,9 @@ def conformal_distribution(
         >>> new.quantile(0.5), new.interval(0.6), new.distribution(torch.tensor([10.5]))
         (tensor([10.]), (tensor([8.]), tensor([15.])), tensor([0.5833]))
     """
-    centre, deviation = _moments({"mean": row_values("mean", mean)}, std)
-    residuals, order = row_values("calibration_residuals", calibration_residuals).sort()
-    weight = row_weights(sample_weight, len(residuals), like=residuals)[order]
+    centre, deviation = _moments({"mean": validation.row_values("mean", mean)}, std)
+    residuals, order = validation.row_values("calibration_residuals", calibration_residuals).sort()
+    weight = validation.row_weights(sample_weight, len(residuals), like=residuals)[order]
     return ConformalDistribution(centre, deviation, residuals, weight)
 
 
@@ -340,11 +331,11 @@ def label_scores(probabilities: Array, labels: Array) -> Tensor:
         >>> label_scores(torch.tensor([[0.25, 0.75]]), torch.tensor([1]))
         tensor([0.2500])
     """
-    return _of_label(1 - class_probabilities("probabilities", probabilities), labels)
+    return _of_label(1 - validation.class_probabilities("probabilities", probabilities), labels)
 
 
 def _of_label(scores: Tensor, labels: Array) -> Tensor:
-    truth = class_labels(labels, n_rows=len(scores), n_classes=scores.shape[1], device=scores.device)
+    truth = validation.class_labels(labels, n_rows=len(scores), n_classes=scores.shape[1], device=scores.device)
     return scores.gather(1, truth[:, None]).squeeze(1)
 
 
@@ -360,7 +351,7 @@ def conformal_sets(probabilities: Array, *, threshold: Array | float) -> Tensor:
         tensor([[ True, False],
                 [ True, False]])
     """
-    return _at_most(1 - class_probabilities("probabilities", probabilities), threshold)
+    return _at_most(1 - validation.class_probabilities("probabilities", probabilities), threshold)
 
 
 def _at_most(scores: Tensor, threshold: Array | float) -> Tensor:
@@ -368,7 +359,7 @@ def _at_most(scores: Tensor, threshold: Array | float) -> Tensor:
 
     Scores equal up to rounding count as equal: a probability converted to float32 must not lose its label.
     """
-    bound = finite_tensor("threshold", threshold, infinite=True)
+    bound = validation.finite_tensor("threshold", threshold, infinite=True)
     if bound.dim() and bound.shape not in ((scores.shape[1],), (len(scores), 1)):
         raise ValueError(
             f"`threshold` must be a number, [class] or [row, 1]; got shape {tuple(bound.shape)} for probabilities "
@@ -393,12 +384,12 @@ def adaptive_scores(
         >>> adaptive_scores(torch.tensor([[0.5, 0.2, 0.3]]))
         tensor([[0.5000, 1.0000, 0.8000]])
     """
-    check_positive("penalty", penalty, allow_zero=True)
-    check_count("free_classes", free_classes, at_least=0)
-    predicted = class_probabilities("probabilities", probabilities)
+    validation.check_positive("penalty", penalty, allow_zero=True)
+    validation.check_count("free_classes", free_classes, at_least=0)
+    predicted = validation.class_probabilities("probabilities", probabilities)
     ones = torch.ones_like(predicted[:, 0])
-    share = ones if uniform is None else row_values("uniform", uniform, n_rows=len(predicted))
-    check_values("uniform", share, at_most=1)
+    share = ones if uniform is None else validation.row_values("uniform", uniform, n_rows=len(predicted))
+    validation.check_values("uniform", share, at_most=1)
     ordered, order = predicted.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(1, predicted.shape[1] + 1, device=predicted.device)
     scores = ordered.cumsum(-1) - ordered * (1 - share.to(predicted)[:, None])

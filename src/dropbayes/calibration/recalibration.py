@@ -16,16 +16,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from dropbayes.calibration.conformal import standardised_residuals
 from dropbayes.calibration.reliability import checked_levels
+from dropbayes.runtime import validation
+from dropbayes.runtime.arrays import Array
 from dropbayes.runtime.devices import on_cpu
-from dropbayes.runtime.validation import (
-    Array,
-    check_positive,
-    class_labels,
-    class_probabilities,
-    events,
-    finite_tensor,
-    row_weights,
-)
 from dropbayes.scores.averages import cumulative_weights, weighted_mean
 from dropbayes.scores.classification import probabilities_and_labels
 
@@ -73,8 +66,8 @@ def isotonic_recalibration(pit: Array, *, sample_weight: Array | None = None) ->
         tensor([0.4000, 0.5000, 0.6000])
     """
     values = checked_levels("pit", pit).detach().flatten().double()
-    levels = values.unique()
-    below, up_to, total = cumulative_weights(values, row_weights(sample_weight, len(values), like=values), levels)
+    weight, levels = validation.row_weights(sample_weight, len(values), like=values), values.unique()
+    below, up_to, total = cumulative_weights(values, weight, levels)
     rank = 0.5 * (below + up_to + 1) / (total + 1)  # of ties, the middle one
     inside = (levels > 0) & (levels < 1) & (up_to > below)
     if not bool(inside.any()):
@@ -110,13 +103,13 @@ def temperature(logit_draws: Array, labels: Array, *, sample_weight: Array | Non
     """
     import scipy.optimize
 
-    logits = finite_tensor("logit_draws", logit_draws)
+    logits = validation.finite_tensor("logit_draws", logit_draws)
     if logits.dim() != 3:
         raise ValueError(
             f"`logit_draws` must be [draw, row, class]; got {tuple(logits.shape)}. Pass logits[None] for a single draw."
         )
-    truth = class_labels(labels, n_rows=logits.shape[1], n_classes=logits.shape[2], device=logits.device)
-    weight = row_weights(sample_weight, len(truth), like=logits)
+    truth = validation.class_labels(labels, n_rows=logits.shape[1], n_classes=logits.shape[2], device=logits.device)
+    weight = validation.row_weights(sample_weight, len(truth), like=logits)
     double, index = logits.detach().double(), truth.expand(logits.shape[:2])[..., None]
 
     def negative_log_likelihood(log_temperature: float) -> float:
@@ -145,7 +138,7 @@ class ClassMap:
 
     def __call__(self, probabilities: Array) -> Tensor:
         """The calibrated probabilities, `[row, class]`."""
-        predicted = class_probabilities("probabilities", probabilities)
+        predicted = validation.class_probabilities("probabilities", probabilities)
         if predicted.shape[1] != len(self.bias):
             raise ValueError(f"`probabilities` must have {len(self.bias)} classes; got {predicted.shape[1]}.")
         logits = _log(predicted) @ self.weight.T.to(predicted.device) + self.bias.to(predicted.device)
@@ -186,7 +179,7 @@ def dirichlet_calibration(
     [Kull et al. 2019], with their `penalty`: $\lambda$, larger for fewer rows, times the mean square of the
     off-diagonal elements of $\mathbf W$ and of $\mathbf b$. Fitted to held-out rows as `vector_scaling` is.
     """
-    check_positive("penalty", penalty, allow_zero=True)
+    validation.check_positive("penalty", penalty, allow_zero=True)
     log_p, truth, weight = _held_out(probabilities, labels, sample_weight)
     n_classes = log_p.shape[1]
     others = 1 - torch.eye(n_classes, dtype=torch.float64)
@@ -223,8 +216,8 @@ def beta_calibration(probability: Array, event: Array, *, sample_weight: Array |
     the claimed probability of the event on held-out rows, `[row]`, and whether it happened, `[row]`; both must occur.
     """
     p = checked_levels("probability", probability, axes="[row]")
-    happened = events("event", event, n_rows=len(p)).double().cpu()
-    weight = row_weights(sample_weight, len(p), like=happened)
+    happened = validation.events("event", event, n_rows=len(p)).double().cpu()
+    weight = validation.row_weights(sample_weight, len(p), like=happened)
     if len(happened[weight > 0].unique()) < 2:
         raise ValueError(
             "`event` must be true for some rows and false for others: otherwise the fit diverges to certainty."
@@ -246,7 +239,7 @@ def _log(probabilities: Tensor) -> Tensor:
 
 def _held_out(probabilities: Array, labels: Array, sample_weight: Array | None) -> tuple[Tensor, Tensor, Tensor]:
     predicted, truth = (one.detach().cpu() for one in probabilities_and_labels(probabilities, labels))
-    return _log(predicted), truth, row_weights(sample_weight, len(truth), like=predicted)
+    return _log(predicted), truth, validation.row_weights(sample_weight, len(truth), like=predicted)
 
 
 def _minimum(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:

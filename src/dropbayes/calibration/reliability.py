@@ -7,18 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dropbayes.runtime import validation
+from dropbayes.runtime.arrays import Array
 from dropbayes.runtime.devices import on_cpu
-from dropbayes.runtime.validation import (
-    Array,
-    check_count,
-    check_probability,
-    check_values,
-    finite_tensor,
-    matching_tensors,
-    random_generator,
-    row_counts,
-    row_weights,
-)
 from dropbayes.scores.averages import cumulative_weights
 from dropbayes.scores.classification import confidence_and_correctness, equal_bins
 
@@ -53,7 +44,7 @@ def class_reliability(
         (tensor([0.7500]), tensor([0.5000]), tensor([2.]))
     """
     confidence, correct = confidence_and_correctness(probabilities, labels)
-    weight = row_weights(sample_weight, len(confidence), like=confidence).to(confidence.dtype)
+    weight = validation.row_weights(sample_weight, len(confidence), like=confidence).to(confidence.dtype)
     bins = equal_bins(confidence, n_bins)
     sums = [
         torch.zeros(n_bins, dtype=confidence.dtype, device=confidence.device).index_add(0, bins, values)
@@ -70,8 +61,8 @@ def gaussian_pit(mean: Array, std: Array, y: Array) -> Tensor:
         >>> gaussian_pit(torch.tensor([0.0]), torch.tensor([1.0]), torch.tensor([1.0]))
         tensor([0.8413])
     """
-    centre, deviation, outcome = matching_tensors({"mean": mean, "std": std, "y": y})
-    check_values("std", deviation, positive=True)
+    centre, deviation, outcome = validation.matching_tensors({"mean": mean, "std": std, "y": y})
+    validation.check_values("std", deviation, positive=True)
     return torch.special.ndtr((outcome - centre) / deviation)
 
 
@@ -102,14 +93,14 @@ def interval_reliability(pit: Array, *, n_levels: int = 99, sample_weight: Array
 
 def checked_levels(name: str, levels: Array, *, axes: str | None = "[row, ...]") -> Tensor:
     """Levels, such as probability integral transforms: numbers from 0 to 1."""
-    values = finite_tensor(name, levels, axes=axes)
-    check_values(name, values, at_most=1)
+    values = validation.finite_tensor(name, levels, axes=axes)
+    validation.check_values(name, values, at_most=1)
     return values
 
 
 def _level_curve(values: Tensor, n_levels: int, sample_weight: Array | None) -> ReliabilityCurve:
-    check_count("n_levels", n_levels)
-    weight = row_weights(sample_weight, len(values), like=values)
+    validation.check_count("n_levels", n_levels)
+    weight = validation.row_weights(sample_weight, len(values), like=values)
     weight = weight.reshape(-1, *(1,) * (values.dim() - 1)).expand(values.shape).flatten()
     levels = torch.arange(1, n_levels + 1, dtype=values.dtype, device=values.device) / (n_levels + 1)
     _, up_to, total = cumulative_weights(values.flatten(), weight, levels)
@@ -158,12 +149,12 @@ def calibration_test(
         >>> round(test.error, 3), test.p_value > 0.5
         (0.01, True)
     """
-    check_count("n_resamples", n_resamples)
+    validation.check_count("n_resamples", n_resamples)
     confidence, correct = (part.detach().double().cpu() for part in confidence_and_correctness(probabilities, labels))
-    counts = row_counts(sample_weight, len(confidence), like=confidence)
+    counts = validation.row_counts(sample_weight, len(confidence), like=confidence)
     confidence, correct = confidence.repeat_interleave(counts), correct.repeat_interleave(counts)
     bins = equal_bins(confidence, n_bins)
-    generator = random_generator(seed)
+    generator = validation.random_generator(seed)
 
     def error(right: Tensor) -> float:
         gap = torch.zeros(n_bins, dtype=torch.float64).index_add(0, bins, right - confidence)
@@ -188,8 +179,8 @@ def reliability_band(curve: ReliabilityCurve, *, level: float = 0.95) -> tuple[T
     """
     import scipy.stats
 
-    check_probability("level", level)
-    claimed, count = matching_tensors({"claimed": curve.claimed, "count": curve.count})
+    validation.check_probability("level", level)
+    claimed, count = validation.matching_tensors({"claimed": curve.claimed, "count": curve.count})
     rounding = 8 * torch.finfo(claimed.dtype).eps
     if claimed.dim() != 1 or not bool(((claimed >= 0) & (claimed <= 1 + rounding) & (count >= 0.5)).all()):
         raise ValueError("`curve` must claim probabilities, `[point]`, each with at least one row behind it.")
@@ -211,5 +202,5 @@ def uniformity_test(pit: Array, *, sample_weight: Array | None = None) -> float:
     import scipy.stats
 
     values = checked_levels("pit", pit).detach().double().cpu()
-    values = values.repeat_interleave(row_counts(sample_weight, len(values), like=values), 0)
+    values = values.repeat_interleave(validation.row_counts(sample_weight, len(values), like=values), 0)
     return float(scipy.stats.kstest(values.flatten().numpy(), "uniform").pvalue)

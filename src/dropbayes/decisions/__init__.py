@@ -15,22 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dropbayes.runtime.arrays import to_tensor
+from dropbayes.runtime import validation
+from dropbayes.runtime.arrays import Array, to_tensor
 from dropbayes.runtime.devices import on_cpu
-from dropbayes.runtime.validation import (
-    Array,
-    check_count,
-    check_positive,
-    check_probability,
-    check_values,
-    class_probabilities,
-    finite_tensor,
-    float_tensor,
-    random_generator,
-    row_counts,
-    row_values,
-    row_weights,
-)
 from dropbayes.scores.averages import cumulative_weights, weighted_quantile
 
 __all__ = [
@@ -57,7 +44,7 @@ class DeferralRule:
 
     def defers(self, uncertainty: Array) -> Tensor:
         """True for the rows to hand over, shaped like `uncertainty`; a NaN uncertainty is handed over."""
-        return ~(float_tensor(uncertainty).double() <= self.threshold)
+        return ~(validation.float_tensor(uncertainty).double() <= self.threshold)
 
 
 def deferral_for_workload(uncertainty: Array, *, fraction: float, sample_weight: Array | None = None) -> DeferralRule:
@@ -73,8 +60,8 @@ def deferral_for_workload(uncertainty: Array, *, fraction: float, sample_weight:
         (89.0, tensor([False,  True]))
     """
     scores = _held_out("uncertainty", uncertainty, infinite=True)
-    check_probability("fraction", fraction, closed=True)
-    weight = row_weights(sample_weight, len(scores), like=scores)
+    validation.check_probability("fraction", fraction, closed=True)
+    weight = validation.row_weights(sample_weight, len(scores), like=scores)
     threshold = weighted_quantile(scores, weight, (1 - fraction) * (weight.sum() + 1))
     return DeferralRule(
         float(threshold) if fraction < 1 else -math.inf,
@@ -128,15 +115,15 @@ def deferral_for_risk(
     """
     scores = _held_out("uncertainty", uncertainty, infinite=True)
     losses = _held_out("loss", loss, n_rows=len(scores))
-    check_positive("largest_loss", largest_loss)
-    check_values("loss", losses, at_most=largest_loss)
-    check_positive("target", target)
-    check_probability("target / largest_loss", share := float(target) / float(largest_loss))
-    check_probability("confidence", confidence)
-    check_count("n_candidates", n_candidates)
-    counts = row_counts(sample_weight, len(scores), like=scores)
+    validation.check_positive("largest_loss", largest_loss)
+    validation.check_values("loss", losses, at_most=largest_loss)
+    validation.check_positive("target", target)
+    validation.check_probability("target / largest_loss", share := float(target) / float(largest_loss))
+    validation.check_probability("confidence", confidence)
+    validation.check_count("n_candidates", n_candidates)
+    counts = validation.row_counts(sample_weight, len(scores), like=scores)
     scores, losses = scores.repeat_interleave(counts), losses.repeat_interleave(counts)
-    order = torch.randperm(len(scores), generator=random_generator(seed))
+    order = torch.randperm(len(scores), generator=validation.random_generator(seed))
     pilot, rest = order[: len(scores) // 10], order[len(scores) // 10 :]
     kept, unit = scores[rest], losses[rest] / largest_loss
     levels = torch.arange(1, n_candidates, dtype=torch.float64) / n_candidates
@@ -182,7 +169,7 @@ def _p_value(losses: Tensor, target: float) -> float:
 
 def _held_out(name: str, values: Array, *, n_rows: int | None = None, infinite: bool = False) -> Tensor:
     """The values of held-out rows, `[row]` in double precision."""
-    return row_values(name, values, n_rows=n_rows, infinite=infinite).detach().double().cpu()
+    return validation.row_values(name, values, n_rows=n_rows, infinite=infinite).detach().double().cpu()
 
 
 @dataclass(frozen=True)
@@ -245,9 +232,9 @@ def cascade_frontier(
     scores = _held_out("uncertainty", uncertainty, infinite=True)
     cheap = _held_out("cheap_loss", cheap_loss, n_rows=len(scores))
     costly = _held_out("costly_loss", costly_loss, n_rows=len(scores))
-    check_positive("cheap_cost", cheap_cost, allow_zero=True)
-    check_positive("costly_cost", costly_cost, allow_zero=True)
-    weight = row_weights(sample_weight, len(scores), like=scores)
+    validation.check_positive("cheap_cost", cheap_cost, allow_zero=True)
+    validation.check_positive("costly_cost", costly_cost, allow_zero=True)
+    weight = validation.row_weights(sample_weight, len(scores), like=scores)
     levels = scores.unique()
     start = torch.zeros(1, dtype=torch.float64)  # of escalating everything
 
@@ -305,7 +292,7 @@ def thompson_action(function_draw: Callable[[Tensor], Tensor], state: Tensor) ->
         >>> thompson_action(lambda s: torch.stack([s, 1 - s], -1), torch.tensor([0.2, 0.9]))
         tensor([1, 0])
     """
-    return finite_tensor("function_draw", function_draw(state), axes="[row, action]").argmax(-1)
+    return validation.finite_tensor("function_draw", function_draw(state), axes="[row, action]").argmax(-1)
 
 
 def action_probabilities(value_draws: Array) -> Tensor:
@@ -317,7 +304,7 @@ def action_probabilities(value_draws: Array) -> Tensor:
         >>> action_probabilities(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]], [[3.0, 2.0]], [[5.0, 1.0]]]))
         tensor([[0.7500, 0.2500]])
     """
-    values = finite_tensor("value_draws", value_draws, axes="[draw, row, action]")
+    values = validation.finite_tensor("value_draws", value_draws, axes="[draw, row, action]")
     best = torch.nn.functional.one_hot(values.argmax(-1), values.shape[-1])
     return best.to(values.dtype).mean(0)
 
@@ -331,8 +318,8 @@ def expected_cost(probabilities: Array, cost: Array) -> Tensor:
         >>> expected_cost(torch.tensor([[0.9, 0.1]]), torch.tensor([[0.0, 1.0], [20.0, 0.0]]))
         tensor([[2.0000, 0.9000]])
     """
-    predicted = class_probabilities("probabilities", probabilities)
-    costs = finite_tensor("cost", cost, axes="[class, action]")
+    predicted = validation.class_probabilities("probabilities", probabilities)
+    costs = validation.finite_tensor("cost", cost, axes="[class, action]")
     if predicted.shape[1] != costs.shape[0]:
         raise ValueError(
             f"`cost` must have a row for each of the {predicted.shape[1]} classes; got shape {tuple(costs.shape)}."

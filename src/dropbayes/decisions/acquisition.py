@@ -12,17 +12,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from dropbayes.runtime import validation
+from dropbayes.runtime.arrays import Array
 from dropbayes.runtime.devices import on_cpu
-from dropbayes.runtime.validation import (
-    Array,
-    check_count,
-    check_positive,
-    check_values,
-    class_probabilities,
-    finite_tensor,
-    random_generator,
-    row_values,
-)
 from dropbayes.scores.information import OUTCOME_LIMIT, Outcomes, mutual_information
 
 if TYPE_CHECKING:
@@ -43,8 +35,8 @@ def bald_queries(probability_draws: Array, n_queries: int) -> Tensor:
 
 
 def _pool(probability_draws: Array, n_queries: int) -> Tensor:
-    draws = class_probabilities("probability_draws", probability_draws, axes="[draw, row, class]")
-    check_count("n_queries", n_queries, at_most=draws.shape[1])
+    draws = validation.class_probabilities("probability_draws", probability_draws, axes="[draw, row, class]")
+    validation.check_count("n_queries", n_queries, at_most=draws.shape[1])
     return draws
 
 
@@ -63,10 +55,10 @@ def batch_bald_queries(
         >>> batch_bald_queries(torch.stack([sure, sure, other], 1), 2)  # row 1 repeats row 0
         tensor([0, 2])
     """
-    check_count("max_outcomes", max_outcomes)
+    validation.check_count("max_outcomes", max_outcomes)
     draws = _pool(probability_draws, n_queries).double()
     gain = mutual_information(draws)
-    generator = random_generator(seed)
+    generator = validation.random_generator(seed)
     outcomes, chosen = Outcomes.of_no_rows(draws), list[int]()
     for _ in range(n_queries):
         if chosen:
@@ -94,9 +86,9 @@ def variance_queries(draws: Array, n_queries: int, *, noise_variance: float) -> 
         >>> variance_queries(draws, 2, noise_variance=0.1)  # row 1 repeats row 0
         tensor([0, 2])
     """
-    values = finite_tensor("draws", draws, axes="[draw, row]").double()
-    check_positive("noise_variance", noise_variance)
-    check_count("n_queries", n_queries, at_most=values.shape[1])
+    values = validation.finite_tensor("draws", draws, axes="[draw, row]").double()
+    validation.check_positive("noise_variance", noise_variance)
+    validation.check_count("n_queries", n_queries, at_most=values.shape[1])
     centred = (values - values.mean(0)) / math.sqrt(max(len(values) - 1, 1))
     chosen: list[int] = []
     for _ in range(n_queries):
@@ -125,8 +117,8 @@ def expected_information_gain(pool_draws: Array, target_draws: Array) -> Tensor:
         >>> expected_information_gain(pool, pool[:, :1])  # row 0 is the target itself, row 1 teaches nothing
         tensor([0.6931, 0.0000], dtype=torch.float64)
     """
-    pool = class_probabilities("pool_draws", pool_draws, axes="[draw, row, class]").double()
-    target = class_probabilities("target_draws", target_draws, axes="[draw, target, class]").double().to(pool.device)
+    pool = validation.class_probabilities("pool_draws", pool_draws, axes="[draw, row, class]").double()
+    target = validation.class_probabilities("target_draws", target_draws, axes="[draw, target, class]").to(pool)
     if len(pool) != len(target):
         raise ValueError(f"`target_draws` must have the pool's {len(pool)} draws; got {len(target)}.")
     n_draws, n_rows, n_classes = pool.shape
@@ -143,7 +135,7 @@ def expected_information_gain(pool_draws: Array, target_draws: Array) -> Tensor:
 def epig_queries(pool_draws: Array, target_draws: Array, n_queries: int) -> Tensor:
     """The rows `[query]` of the largest `expected_information_gain` about the target rows, best first."""
     gain = expected_information_gain(pool_draws, target_draws)
-    check_count("n_queries", n_queries, at_most=len(gain))
+    validation.check_count("n_queries", n_queries, at_most=len(gain))
     return gain.topk(n_queries).indices
 
 
@@ -158,11 +150,11 @@ def stochastic_queries(scores: Array, n_queries: int, *, power: float = 1.0, see
         >>> stochastic_queries(torch.tensor([0.0, 1.0, 0.0, 1.0]), 2).sort().values
         tensor([1, 3])
     """
-    values = row_values("scores", scores).double()
-    check_values("scores", values)
-    check_positive("power", power)
-    check_count("n_queries", n_queries, at_most=len(values))
-    uniform = torch.rand(len(values), generator=random_generator(seed), dtype=torch.float64)
+    values = validation.row_values("scores", scores).double()
+    validation.check_values("scores", values)
+    validation.check_positive("power", power)
+    validation.check_count("n_queries", n_queries, at_most=len(values))
+    uniform = torch.rand(len(values), generator=validation.random_generator(seed), dtype=torch.float64)
     gumbel = -(-uniform.clamp_min(1e-300).log()).log()
     # Rows of score 0 come last, in random order among themselves.
     keys = power * values.clamp_min(torch.finfo(torch.float64).tiny).log().cpu() + gumbel
@@ -184,14 +176,14 @@ def badge_queries(probabilities: Array, features: Array, n_queries: int, *, seed
         >>> badge_queries(p, h, 2)  # row 1 repeats row 0, row 3 is certain
         tensor([0, 2])
     """
-    predicted = class_probabilities("probabilities", probabilities).detach().double()
-    hidden = finite_tensor("features", features, axes="[row, feature]").detach().to(predicted)
+    predicted = validation.class_probabilities("probabilities", probabilities).detach().double()
+    hidden = validation.finite_tensor("features", features, axes="[row, feature]").detach().to(predicted)
     if len(hidden) != len(predicted):
         raise ValueError(f"`features` must have a row for each of the {len(predicted)} rows; got {len(hidden)}.")
-    check_count("n_queries", n_queries, at_most=len(predicted))
+    validation.check_count("n_queries", n_queries, at_most=len(predicted))
     residual = predicted - torch.nn.functional.one_hot(predicted.argmax(-1), predicted.shape[1])
     squares = residual.square().sum(-1) * hidden.square().sum(-1)
-    generator = random_generator(seed)
+    generator = validation.random_generator(seed)
     chosen = [int(squares.argmax())]
     distance = torch.full_like(squares, torch.inf)
     while len(chosen) < n_queries:
@@ -238,15 +230,15 @@ def upper_confidence_bound(draws: Array, *, exploration: float = 2.0) -> Tensor:
         >>> upper_confidence_bound(torch.tensor([[0.0, 1.0], [2.0, 1.0]]), exploration=1.0)
         tensor([2.4142, 1.0000])
     """
-    check_positive("exploration", exploration, allow_zero=True)
-    values = finite_tensor("draws", draws, axes="[draw, row]")
+    validation.check_positive("exploration", exploration, allow_zero=True)
+    values = validation.finite_tensor("draws", draws, axes="[draw, row]")
     if len(values) < 2:
         raise ValueError(f"`draws` must hold at least 2 draws for a standard deviation; got {len(values)}.")
     return values.mean(0) + exploration * values.std(0)
 
 
 def _improvements(draws: Array, best: float) -> Tensor:
-    values, value = finite_tensor("draws", draws, axes="[draw, row]"), finite_tensor("best", best)
+    values, value = validation.finite_tensor("draws", draws, axes="[draw, row]"), validation.finite_tensor("best", best)
     if value.dim():
         raise ValueError(f"`best` must be one number; got shape {tuple(value.shape)}.")
     return values - float(value)
@@ -273,7 +265,7 @@ def botorch_model(
     """
     from botorch.models.ensemble import EnsembleModel
 
-    check_count("n_outputs", n_outputs)
+    validation.check_count("n_outputs", n_outputs)
 
     class DrawModel(EnsembleModel):
         def __init__(self) -> None:
