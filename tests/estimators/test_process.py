@@ -1,5 +1,7 @@
 """The process whose errors networks learn."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -197,9 +199,9 @@ def test_no_process_where_it_was_not_asked_for(linear, settings):
     assert DropoutRegressor(**{"n_steps": 20, **settings}).fit(x[:60], y[:60]).process_ is None
 
 
-def test_no_process_where_rows_are_not_exchangeable(linear):
+def test_no_process_where_rows_are_not_exchangeable(linear, fitted):
     x, y = linear
-    model = DropoutRegressor(n_steps=20)
+    model = copy.copy(fitted)  # which has one
     assert model.fit(x[:60], y[:60], groups=np.arange(60) // 4).process_ is None
     assert model.fit(x[:60], y[:60], times=np.arange(60)).process_ is None
 

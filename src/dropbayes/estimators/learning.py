@@ -88,6 +88,7 @@ class DropoutEstimator(Parameters, Ensemble):
             return
         bins = Bins.of(x, max_inputs=self._effort.bin_inputs) if isinstance(self.drop_prob, str) else None
         self.bins_ = bins if bins and bins.n_inputs else None
+        self.process_ = None  # of an earlier fit
         # A process would see the rows of its own group, or of the future.
         offset = self._fit_process(x, y, weight) if groups is None else None
         x = self._with_bins(x)
@@ -268,7 +269,6 @@ class DropoutEstimator(Parameters, Ensemble):
 
     def _fit_process(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> Offset | None:
         """Fits the process whose errors candidates may learn; None for none."""
-        self.process_ = None
         return None
 
     def _task_targets(self, x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
