@@ -169,19 +169,17 @@ def check(
     )
 
 
-def row_verdict(
-    outcomes: RegressionOutcomes | ClassOutcomes, densities: Tensor, plain: Tensor, **known: Any
-) -> Verdict:
+def row_verdict(outcomes: RegressionOutcomes | ClassOutcomes, density: Tensor, plain: Tensor, **known: Any) -> Verdict:
     """The verdict from the outcomes of some rows and their log-densities under the draws and without dropout.
 
     The attributes that do not follow from these are `known`.
     """
     measured = core_scores(outcomes)
     return Verdict(
-        n_rows=len(densities),
-        log_likelihood=float(densities.mean()),
+        n_rows=len(density),
+        log_likelihood=float(density.mean()),
         plain_log_likelihood=float(plain.mean()),
-        gain_error=float(standard_error(densities - plain)),
+        gain_error=float(standard_error(density - plain)),
         risk=risk_curve(outcomes),
         random_area=float(weighted_mean(outcomes.loss(), outcomes.sample_weight)),
         coverage={p: measured[f"coverage_{100 * p:.0f}"] for p in COVERAGE_LEVELS if "rmse" in measured},
