@@ -37,7 +37,17 @@ def test_an_ensemble_of_classes_predicts_the_probabilities_of_its_estimator(tmp_
     estimator.save(tmp_path / "m")
     ensemble = ClassEnsemble.load(tmp_path / "m")
     assert np.array_equal(ensemble.predict_proba(X), estimator.predict_proba(X))
+    assert np.array_equal(np.exp(ensemble.predict_log_proba(X)).round(12), estimator.predict_proba(X).round(12))
     assert ensemble.predict(X).tolist() == estimator.predict(X).tolist()
+
+
+@pytest.mark.parametrize(("kind", "y"), [(DropoutRegressor, Y[::-1]), (DropoutClassifier, (Y > 0)[::-1])])
+def test_arrays_that_run_backwards_are_read_as_their_copies(kind, y, file):
+    x, model = X[::-1, ::-1], kind(**SMALL, random_state=0)
+    copied = kind(**SMALL, random_state=0).fit(x.copy(), y.copy()).predict(x.copy())
+    np.testing.assert_array_equal(model.fit(x, y).predict(x), copied)
+    ensemble = RegressionEnsemble.load(file)
+    np.testing.assert_array_equal(ensemble.predict(x), ensemble.predict(x.copy()))
 
 
 def test_the_networks_are_torch_modules_of_standardised_inputs(file):

@@ -174,3 +174,36 @@ def test_the_index_of_a_pandas_frame_is_kept():
 def test_what_is_no_frame_is_refused():
     with pytest.raises(TypeError, match="`frame` must be a data frame"):
         as_table([1, 2])
+
+
+def test_an_error_about_rows_names_the_argument_of_the_estimator():
+    model = DropoutRegressor(**PLAIN).fit(frame("pandas"), columns()["size"])
+    with pytest.warns(UserWarning, match="feature names"), pytest.raises(TypeError, match="`X` must be .* got list"):
+        model.predict([[1.0, "red", True]])
+    with pytest.raises(TypeError, match=r"`X` must be a data frame; got a LazyFrame.*X\.collect"):
+        model.fit(frame("polars").lazy(), columns()["size"])
+
+
+def test_a_batch_of_arrow_is_read_as_a_table():
+    batch = pa.RecordBatch.from_pydict(columns())
+    assert is_mixed_frame(batch) and as_table(batch).to_pydict() == pa.table(columns()).to_pydict()
+
+
+def test_objects_that_are_no_numbers_are_read_as_dates_or_left_out():
+    days = [datetime.date(2020, 1, 1) + datetime.timedelta(days=9 * k) for k in range(80)]
+    data = pd.DataFrame({"day": days, "size": np.arange(80.0), "pair": [[1, 2]] * 80})
+    assert is_mixed_frame(data)
+    with pytest.warns(UserWarning, match="'pair' of `X` is not learned from: values of type list"):
+        assert [column.kind for column in frame_schema(data).columns] == ["date", "number"]
+
+
+def test_an_object_that_stands_for_no_number_is_missing():
+    numbers = pd.Series([1.5, pd.NA, 2, None] * 20, dtype=object)
+    x = pd.DataFrame({"a": numbers, "b": np.arange(80.0)})
+    assert frame_schema(x).columns[0].flagged and is_mixed_frame(x) and not is_mixed_frame(x[["b"]])
+    assert np.isfinite(DropoutRegressor(**PLAIN).fit(x, x["b"]).predict(x)).all()
+
+
+def test_labels_may_be_an_array_of_pandas_texts():
+    labels = pd.array(columns()["colour"], dtype="string")
+    assert DropoutClassifier(**SMALL).fit(frame("pandas"), labels).classes_.tolist() == ["blue", "green", "red"]

@@ -127,7 +127,7 @@ class Ensemble(ABC):
         if self.frame_columns_ is not None:
             x = frame_inputs(self.frame_columns_, X, learn_missing=self.missing_values_ is not None)
         else:
-            x = np.asarray(as_array(X), dtype=np.float64)
+            x = np.asarray(as_array(X), dtype=np.float64, order="C")
             if x.ndim != 2 or x.shape[1] != self.n_features_in_:
                 raise ValueError(f"`X` must be shaped [row, {self.n_features_in_}]; got {list(x.shape)}.")
         if not np.isfinite(x).all() and (self.missing_values_ is None or np.isinf(x).any()):
@@ -445,6 +445,10 @@ class ClassEnsemble(Ensemble):
     def predict_proba(self, X: Any) -> np.ndarray:
         """The class probabilities, a mean over draws, `[row, class]`."""
         return _finite(torch.cat([draw_mean(probabilities) for _, probabilities in self.draw_blocks(X)]))
+
+    def predict_log_proba(self, X: Any) -> np.ndarray:
+        """The logarithms of `predict_proba`."""
+        return np.log(self.predict_proba(X))
 
     @on_cpu
     def predict(self, X: Any) -> np.ndarray:

@@ -5,6 +5,7 @@ What reads the cells of a table is imported where it is used: it is slow to impo
 
 from __future__ import annotations
 
+import numbers
 import warnings
 from collections import Counter
 from collections.abc import Mapping
@@ -33,7 +34,7 @@ def frame_schema(frame: Any) -> Schema:
     from dropbayes.estimators.columns.inference import LeftOut, column_of
     from dropbayes.estimators.columns.schema import Column, Schema
 
-    table, columns, left_out = as_table(frame), [], {}
+    table, columns, left_out = as_table(frame, "X"), [], {}
     for name in table.column_names:
         is_category = pa.types.is_dictionary(table.schema.field(name).type)
         match column_of(Cells(table[name], name, _location), categorical=is_category):
@@ -57,7 +58,7 @@ def frame_inputs(schema: Schema, frame: Any, *, learn_missing: bool) -> Numbers:
     """
     from dropbayes.estimators.columns.encoding import encode
 
-    encoded = encode(schema, as_table(frame), at=_location, allow_new=learn_missing, flag='missing="learn"')
+    encoded = encode(schema, as_table(frame, "X"), at=_location, allow_new=learn_missing, flag='missing="learn"')
     if encoded.missing and not learn_missing:
         name, count = next(iter(encoded.missing.items()))
         raise ValueError(
@@ -67,8 +68,8 @@ def frame_inputs(schema: Schema, frame: Any, *, learn_missing: bool) -> Numbers:
     return encoded.x
 
 
-def as_table(frame: Any) -> pa.Table:
-    """The rows of a data frame; of a mapping, its columns.
+def as_table(frame: Any, argument: str = "frame") -> pa.Table:
+    """The rows of a data frame; of a mapping, its columns. Errors name the `argument`.
 
     Example:
         >>> as_table({"a": [1, 2]}).num_rows
@@ -76,23 +77,24 @@ def as_table(frame: Any) -> pa.Table:
     """
     import pyarrow as pa
 
-    check_names(frame)
-    if isinstance(frame, pa.Table):
-        return frame
+    check_names(frame, argument)
+    if _package(frame) == "pyarrow" and hasattr(frame, "schema"):
+        return pa.table(frame)
     if hasattr(frame, "to_arrow"):  # polars
         return frame.to_arrow()
     if isinstance(frame, Mapping) or _package(frame) == "pandas":
         return pa.table({str(name): arrow_cells(values, str(name)) for name, values in frame.items()})
     kind = type(frame).__name__
-    raise TypeError(f"`frame` must be a data frame (pandas, polars or arrow) or a dict of columns; got {kind}.")
+    raise TypeError(f"`{argument}` must be a data frame (pandas, polars or arrow) or a dict of columns; got {kind}.")
 
 
-def check_names(frame: Any) -> None:
+def check_names(frame: Any, argument: str) -> None:
     """Raises ValueError for a frame, or a mapping, with two columns of one name; TypeError for one without rows yet."""
     if type(frame).__name__ == "LazyFrame":
-        raise TypeError("`frame` must be a data frame; got a LazyFrame, which holds no rows. Pass frame.collect().")
+        rule = f"`{argument}` must be a data frame; got a LazyFrame, which holds no rows"
+        raise TypeError(f"{rule}. Pass {argument}.collect().")
     names = frame if isinstance(frame, Mapping) else getattr(frame, "columns", ())
-    counts = Counter(map(str, frame.column_names if _package(frame) == "pyarrow" else names))
+    counts = Counter(map(str, getattr(frame, "column_names", names)))  # the columns of arrow are arrays
     if repeated := [f"{count} are called {quote(name)}" for name, count in counts.items() if count > 1]:
         raise ValueError(f"A table must have a name of its own for each column; {repeated[0]}. Rename them.")
 
@@ -136,8 +138,10 @@ def is_mixed_frame(X: Any) -> bool:
         return not all(map(is_numeric, as_table(X.slice(0, 0)).schema))
     if package == "pandas" and hasattr(X, "dtypes") and getattr(X, "ndim", 1) == 2:
         others = [index for index, dtype in enumerate(X.dtypes) if getattr(dtype, "kind", "O") not in "biufc"]
-        # A column of dtype object may hold numbers; text, categories and dates are not numeric.
-        return any(str(X.dtypes.iloc[i]) != "object" or any(isinstance(v, str) for v in X.iloc[:, i]) for i in others)
+        # A column of dtype object may hold numbers; texts, categories, dates and lists are not numeric.
+        numeric = numbers.Number | np.bool_ | None
+        columns = [X.iloc[:, i] if str(X.dtypes.iloc[i]) == "object" else ["of another kind"] for i in others]
+        return any(not isinstance(cell, numeric) for column in columns for cell in column)
     return False
 
 
@@ -154,5 +158,5 @@ def as_array(values: Any, name: str = "X") -> Any:
     if isinstance(values, np.ma.MaskedArray) and values.dtype.kind in "biuf":
         return np.ma.filled(values.astype(np.float64), np.nan)
     if _package(values) == "pandas" and str(getattr(values, "dtype", "")) in ("object", "string"):
-        return values.astype(object).where(values.notna(), np.nan)  # pandas.NA is neither true nor false
+        return np.where(values.isna(), np.nan, values.astype(object))  # pandas.NA is neither true nor false
     return to_tensor(values, name=name).detach().cpu().numpy() if isinstance(values, Tensor) else values

@@ -311,10 +311,11 @@ class DropoutEstimator(Parameters, Ensemble):
         With `reset`, these rows define the columns that later rows must have; `checks` are those of `check_X_y`.
         """
         check_choice("missing", self.missing, ("auto", "error", "learn"))
-        checks |= {"dtype": np.float64, "ensure_all_finite": True if self.missing == "error" else "allow-nan"}
+        checks |= {"dtype": np.float64, "order": "C"}  # torch reads no array that runs backwards
+        checks |= {"ensure_all_finite": True if self.missing == "error" else "allow-nan"}
         if isinstance(X, Mapping) and not hasattr(X, "shape"):  # a sparse array of SciPy is a dict, too
             raise TypeError("`X` must be an array or a data frame; got a dict. Pass pandas.DataFrame(X).")
-        check_names(X)
+        check_names(X, "X")
         if reset:
             self.frame_columns_ = frame_schema(X) if is_mixed_frame(X) else None
         try:

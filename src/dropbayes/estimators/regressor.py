@@ -276,7 +276,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
                 f"`y` must hold numbers; got {y.dtype}. Pass the days: (y - y.min()) / np.timedelta64(1, 'D')."
             )
         try:
-            y = np.asarray(y, dtype=np.float64)
+            y = np.asarray(y, dtype=np.float64, order="C")
         except ValueError as error:
             raise ValueError(f"`y` must hold numbers; {error}. DropoutClassifier takes texts as classes.") from None
         if not reset and (y.ndim == 1) != self.one_column_:
