@@ -23,6 +23,7 @@ def test_files_and_pickles_predict_the_same(tmp_path, regressor):
         for ours, theirs in zip(copy.predict(x, return_std=True), expected, strict=True):
             np.testing.assert_array_equal(ours, theirs)
         assert copy.get_params() == regressor.get_params()
+        assert (copy.held_out_score_, copy.baseline_score_) == (regressor.held_out_score_, regressor.baseline_score_)
         copy.partial_fit(*toy(10))  # a copy can go on learning
     with pytest.raises(ValueError, match="holds a 'DropoutRegressor'"):
         DropoutClassifier.load(tmp_path / "m.safetensors")

@@ -16,6 +16,8 @@ from dropbayes.population.heads import head_of
 from dropbayes.population.records import ACTIVATIONS, STACKED
 from dropbayes.runtime import storage
 
+_SCORES = ("held_out_score_", "baseline_score_")
+
 
 def save(estimator: Any, path: str | os.PathLike[str]) -> None:
     """Writes a fitted estimator, with the state and the records specific to its class."""
@@ -31,7 +33,8 @@ def save(estimator: Any, path: str | os.PathLike[str]) -> None:
         "rows_tested": int(estimator.rows_tested_),
         "n_features": int(estimator.n_features_in_),
         "feature_names": None if names is None else [str(name) for name in names],
-        "search_scores": [float(s) if np.isfinite(s) else None for s in getattr(estimator, "search_scores_", [])],
+        "search_scores": [_finite(score) for score in getattr(estimator, "search_scores_", [])],
+        **{name: _finite(getattr(estimator, name, np.nan)) for name in _SCORES},
         "missing": None if missing is None else {"fill": missing.fill.tolist(), "columns": missing.columns.tolist()},
         "bins": None if bins is None else [edges.tolist() for edges in bins.edges],
         **estimator._class_state(),
@@ -83,6 +86,8 @@ def _restore(kind: Any, file: storage.ModelFile) -> Any:
     estimator.seed_, estimator.n_features_in_ = settings["seed"], settings["n_features"]
     estimator.rows_tested_ = settings["rows_tested"]
     estimator.search_scores_ = np.asarray([-np.inf if s is None else s for s in settings["search_scores"]])
+    kept = {name: float(settings[name]) for name in _SCORES if settings.get(name) is not None}
+    vars(estimator).update(kept)
     missing, bins = settings["missing"], settings["bins"]
     estimator.missing_values_ = missing and MissingValues(
         np.asarray(missing["fill"], dtype=np.float64), np.asarray(missing["columns"], dtype=np.int64)
@@ -130,6 +135,10 @@ def _check_layout(file: storage.ModelFile, estimator: Any) -> None:
     # Classes have no targets to standardise; a heteroscedastic network has two outputs per target.
     if population.head.has_noise and width not in (n_outputs, 2 * n_outputs):
         raise ValueError(f"the last layer has {width} outputs for {n_outputs} targets")
+
+
+def _finite(score: float) -> float | None:
+    return float(score) if np.isfinite(score) else None  # which JSON has no number for
 
 
 def _as_json(value: Any) -> Any:

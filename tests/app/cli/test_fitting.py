@@ -10,6 +10,7 @@ import shutil
 import numpy as np
 import pytest
 
+import dropbayes as db
 from dropbayes.app.models.model import load
 from dropbayes.app.models.storage import CARD, COLUMNS, MODEL
 from tests.command_line import TINY, check, run, table
@@ -25,6 +26,15 @@ def test_fit_says_what_it_did_with_each_column(models, tmp_path):
     assert re.search(r"kind +left out +0 +as asked", result.text)
     assert sorted(p.name for p in (tmp_path / "m").iterdir()) == ["card.md", "columns.json", "model.safetensors"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m"]
+
+
+@pytest.mark.parametrize("target", ["price", "kind"])
+def test_the_held_out_score_is_that_of_the_whole_ensemble_then_and_later(models, tmp_path, target):
+    options = ["--out", tmp_path / "m", "--n-steps", "5", "--quick", "--json"]
+    told = json.loads(run("fit", models / "train.csv", "--target", target, *options).text)["held_out_log_likelihood"]
+    ensemble = db.load(tmp_path / "m").ensemble
+    assert told == ensemble.held_out_score_ != max(ensemble.search_scores_)
+    assert json.loads(run("explain", tmp_path / "m", "--json").text)["held_out_log_likelihood"] == told
 
 
 def test_fit_says_that_settings_of_numbers_change_nothing_for_classes(models, tmp_path):

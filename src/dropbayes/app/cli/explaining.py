@@ -190,6 +190,7 @@ def facts(model: Model) -> dict[str, Any]:
     """
     estimator, population, schema = model.ensemble, model.ensemble.population_, model.schema
     best = max(map(float, estimator.search_scores_), default=math.nan)
+    score = getattr(estimator, "held_out_score_", best)  # which older files lack
     about = {
         "task": schema.task,
         "target": schema.target,
@@ -205,7 +206,7 @@ def facts(model: Model) -> dict[str, Any]:
             for c in schema.columns
         ],
         "left_out": schema.left_out,
-        "held_out_log_likelihood": best if math.isfinite(best) else None,
+        "held_out_log_likelihood": score if math.isfinite(score) else None,
         "origin": model.origin,
     }
     if schema.task == "classification":
