@@ -178,7 +178,7 @@ def test_what_is_no_frame_is_refused():
 
 def test_an_error_about_rows_names_the_argument_of_the_estimator():
     model = DropoutRegressor(**PLAIN).fit(frame("pandas"), columns()["size"])
-    with pytest.warns(UserWarning, match="feature names"), pytest.raises(TypeError, match="`X` must be .* got list"):
+    with pytest.warns(UserWarning, match="feature names"), pytest.raises(TypeError, match=r"`X` must be .* got list"):
         model.predict([[1.0, "red", True]])
     with pytest.raises(TypeError, match=r"`X` must be a data frame; got a LazyFrame.*X\.collect"):
         model.fit(frame("polars").lazy(), columns()["size"])

@@ -35,9 +35,10 @@ def test_an_exception_leaves_the_old_file_and_nothing_else(tmp_path):
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 def test_a_failing_disk_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, call):
     files.write_text(tmp_path / "a", "old")
-    monkeypatch.setattr(os, call, lambda *_: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
+    monkeypatch.setattr(os, call, lambda *_: (_ for _ in ()).throw(OSError(28, "disk full")))
+    with pytest.raises(OSError, match="disk full") as caught:
         files.write_text(tmp_path / "a", "new")
+    assert caught.value.filename == str(tmp_path / "a")
     assert (tmp_path / "a").read_text() == "old" and names(tmp_path) == ["a"]
 
 

@@ -55,6 +55,10 @@ def replacement(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         with contextlib.suppress(FileNotFoundError):
             temporary.chmod(stat.S_IMODE(path.stat().st_mode))
         os.replace(temporary, path)
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)  # a full disk names none
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -71,6 +71,15 @@ def test_a_full_disk_is_one_line(models, capsys):
     assert re.fullmatch(r"(dropbayes: note: .*\n)*dropbayes: error: No space left on device\.\n", said)
 
 
+def test_closed_standard_streams_are_empty(models, tmp_path, monkeypatch):
+    for name in ("stdin", "stdout"):
+        monkeypatch.setattr(sys, name, None)
+    assert main(["predict", str(models / "numbers"), str(models / "new.csv"), "-o", str(tmp_path / "out.csv")]) == 0
+    with sys.stdin, sys.stdout, contextlib.redirect_stderr(io.StringIO()) as said:
+        assert main(["predict", str(models / "numbers"), "-", "-o", str(tmp_path / "again.csv")]) == 1
+    assert "standard input is empty" in said.getvalue() and [p.name for p in tmp_path.iterdir()] == ["out.csv"]
+
+
 @pytest.mark.slow
 def test_a_file_that_cannot_grow_leaves_the_previous_one(models, tmp_path):
     out = tmp_path / "out.csv"
@@ -79,7 +88,7 @@ def test_a_file_that_cannot_grow_leaves_the_previous_one(models, tmp_path):
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))  # noqa: E731
     with process("predict", models / "numbers", tmp_path / "many.csv", "-o", out, preexec_fn=limit) as child:
         assert child.wait(60) == 1
-        assert re.fullmatch(rb"dropbayes: error: File too large\.\n", child.stderr.read())
+        assert re.fullmatch(rb"dropbayes: error: '.*out\.csv': File too large\.\n", child.stderr.read())
         assert out.read_text() == "previous" and sorted(p.name for p in tmp_path.iterdir()) == ["many.csv", "out.csv"]
 
 
@@ -103,6 +112,8 @@ WRONG_CALLS = {
     "a typing error in a name": ("fit {models}/train.csv --target Price --out m", 1, "has no column 'Price'.*Did you mean 'price'"),
     "an address": ("predict {models}/numbers https://a.b/c.csv -o -", 1, "'https://a.b/c.csv' is an address; download"),
     "unknown encoding": ("predict {models}/numbers {models}/train.csv -o - --encoding morse", 1, "--encoding must be a text encoding"),
+    "a stream for an engine": ("predict {models}/numbers {models}/train.csv -o - --engine processes", 2, "must name a folder with --engine"),
+    "a background for nothing": ("explain {models}/numbers --background {models}/train.csv", 2, "--background.*name a table"),
     "calibrating on nothing": ("calibrate {models}/numbers", 1, "held-out rows are needed"),
     "unknown task": ("fit {models}/train.csv --target price --out m --task ranking", 2, "ranking"),
     "hidden in words": ("fit {models}/train.csv --target price --out m --hidden wide", 2, "--hidden.*must be a number, or several"),

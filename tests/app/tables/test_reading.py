@@ -165,7 +165,7 @@ def test_an_encoding_that_is_none_of_texts_is_refused(tmp_path, encoding):
         (b"3,\x81\n", "cp1252", r"t\.csv, line {line}: byte {byte} \(0x81\) is not cp1252 text"),
         (b"3,\xc3", None, r"t\.csv, line {line}: byte {byte} \(0xc3\) is not UTF-8 text"),
         (b"3,\0\n", None, r"t\.csv, line {line}: holds a NUL byte"),
-        (b"3\n", None, r"t\.csv, line {line}: 1 fields where the header has 2"),
+        (b"3\n", None, r"t\.csv, line {line}: 1 field where the header has 2"),
         (b'3,"x\n4,5\n', None, r"t\.csv, line {line}: a quotation mark is opened and never closed"),
     ],
 )
@@ -173,6 +173,16 @@ def test_a_bad_row_or_byte_is_reported_with_its_line(tmp_path, before, row, enco
     (tmp_path / "t.csv").write_bytes(b"a,b\n" + b"1,2\n" * before + row)
     expected = message.format(line=before + 2, byte=4 * before + 7)
     with pytest.raises(ValueError, match=expected), open_table(tmp_path / "t.csv", encoding=encoding) as source:
+        list(source.blocks())
+
+
+@pytest.mark.parametrize(("first", "rest"), [("Report of 2024", "a,b,c\n1,2,3\n"), ("sep=;", "a;b;c\n1;2;3\n")])
+def test_a_line_above_the_header_is_quoted(tmp_path, first, rest):
+    (tmp_path / "t.csv").write_text(f"{first}\n{rest}")
+    message = (
+        f"t.csv, line 2: 3 fields where the header has .*; the first line, '{first}', is taken for the header; remove"
+    )
+    with pytest.raises(ValueError, match=message), open_table(tmp_path / "t.csv") as source:
         list(source.blocks())
 
 

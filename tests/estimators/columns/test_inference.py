@@ -27,6 +27,13 @@ def test_columns_that_teach_nothing_are_left_out_with_the_reason(values, reason)
     assert column_of(Cells(values, "a", at)) == LeftOut(reason)
 
 
+@pytest.mark.parametrize(
+    ("values", "reason"), [(("1", "2"), "an index without a name"), (("", ""), "no value in any row")]
+)
+def test_a_column_without_a_name_is_an_index_unless_it_is_empty(values, reason):
+    assert column_of(Cells(texts(*values), "unnamed_2", at)) == LeftOut(reason)
+
+
 def test_a_constant_that_is_sometimes_missing_teaches_something():
     assert column_of(Cells(texts("3", "", "3"), "a", at)) == Column(
         "a", "number", fill=3.0, flagged=True, low=3.0, high=3.0

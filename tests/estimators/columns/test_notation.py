@@ -73,3 +73,20 @@ def test_models_without_a_recorded_currency_read_any():
 def test_a_number_below_one_has_a_decimal_comma_and_no_thousands():
     assert notation_of(pa.array(["12,345", "0,671", "-1,798"])) == Notation(",", "")
     assert notation_of(pa.array(["12,345", "671", "-1,798"])) == Notation(".", ",")
+
+
+@pytest.mark.parametrize("unit", [" kg", "m²", " °C", " km/h", "\u00a0kWh"])
+def test_quantities_of_one_unit_are_numbers(unit):
+    cells = texts(*(f"{n / 2}{unit}" for n in range(40)))
+    notation = notation_of(cells)
+    assert notation == Notation(".", "", unit.strip())
+    numbers = Cells(pa.concat_arrays([cells, texts("7.25")]), "a", at).numbers(notation)
+    assert numbers.tolist() == [*(n / 2 for n in range(40)), 7.25]
+    with pytest.raises(ValueError, match=r"must be a number written as 1234.5 .*; got '3 lb'"):
+        Cells(texts("3 lb"), "a", at).numbers(notation)
+
+
+def test_units_that_differ_and_few_different_quantities_are_none():
+    assert notation_of(texts(*(f"{n} {'kg' if n else 'lb'}" for n in range(40)))) is None
+    assert notation_of(texts(*(["2WD", "4WD"] * 20))) is None
+    assert notation_of(texts(*(f"{n}A{n}" for n in range(40)))) is None

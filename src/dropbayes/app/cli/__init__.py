@@ -56,6 +56,9 @@ def _global_options(
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line with some arguments, by default those of the process; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by whoever started the process
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - until the process ends
     # Rich takes longer to import than all of this; in a pipe its frames only get in the way.
     app.rich_markup_mode = "rich" if sys.stdout.isatty() else None
     command = typer.main.get_group(app)

@@ -68,6 +68,8 @@ def predict(
     """
     if engine is not None and (keep != "all" or block_rows or delimiter or encoding):
         raise typer.BadParameter("has no --keep, --block-rows, --delimiter or --encoding", param_hint="'--engine'")
+    if engine is not None and output == "-":
+        raise typer.BadParameter("must name a folder with --engine, which writes parts; got '-'", param_hint="'-o'")
     if engine is None and (workers or address):
         raise typer.BadParameter("are those of an engine; name one with --engine", param_hint="'--workers, --address'")
     draws = _draws(n_draws)
@@ -89,7 +91,7 @@ def predict(
             predictor, data, output, engine=engine, n_workers=workers, address=address, prefix=prefix
         )
         found = {"output": output, "n_rows": n_rows, "engine": engine, "n_draws": predictor.total_draws}
-        print_result(found, [f"{n_rows:,} rows predicted, written to {bold(output)}"], as_json=as_json)
+        print_result(found, [f"{count(n_rows, 'row')} predicted, written to {bold(output)}"], as_json=as_json)
         return
     prefix = predictor.prefix if prefix is None else prefix
     added = [prefix + name for name in predictor.column_names]
@@ -116,9 +118,9 @@ def predict(
     found = {"output": output, "n_rows": n_rows, "n_outside": n_outside, "columns": added, "method": method}
     found |= {"n_draws": predictor.total_draws} | ({"coverage": coverage} if predictor.classes is None else {})
     found["calibration"] = fitted.origin.get("calibration", {}).get("method")
-    lines = [f"{n_rows:,} rows predicted, written to {bold(output)}", f"[dim]added: {escaped(', '.join(added))}[/dim]"]
+    lines = [f"{count(n_rows, 'row')} predicted, written to {bold(output)}"]
     if output != "-":
-        print_result(found, lines, as_json=as_json)
+        print_result(found, [*lines, f"[dim]added: {escaped(', '.join(added))}[/dim]"], as_json=as_json)
 
 
 def _draws(text: str | None) -> int | Literal["auto"] | None:
@@ -164,7 +166,8 @@ def evaluate(
     some = f" ({len(columns['crps']):,} rows)" if len(columns.get("crps", ())) not in (0, n_rows) else ""
 
     def lines() -> Iterator[RenderableType]:
-        yield f"{bold(fitted.schema.target)} in {escaped(source.label)}: {n_rows:,} rows, {n_draws} draws\n"
+        sizes = f"{count(n_rows, 'row')}, {count(n_draws, 'draw')}"
+        yield f"{bold(fitted.schema.target)} in {escaped(source.label)}: {sizes}\n"
         cells = [
             [
                 one.score.label,
@@ -312,6 +315,8 @@ def explain(
     from dropbayes.app.cli import explaining
     from dropbayes.app.cli.rows import whole_table
 
+    if data is None and background is not None:
+        raise typer.BadParameter("is for rows to explain; name a table of them", param_hint="'--background'")
     fitted = app.load(model)
     if data is None:
         about = explaining.facts(fitted)

@@ -24,6 +24,7 @@ from pyarrow import csv as arrow_csv
 from pyarrow import parquet
 
 from dropbayes.estimators.columns.inference import UNNAMED
+from dropbayes.runtime.formatting import count
 from dropbayes.runtime.validation import quote
 
 _BLOCK_BYTES = 2**20  # of a CSV file, parsed at a time; no row may be longer
@@ -285,10 +286,12 @@ class _CsvSource(Source):
             return ValueError(f"{self.label}: cannot be read as CSV: {message}")
         expected, found = counts.groups()
         hint = "a separator or a quotation mark too many or too few?"
-        if expected == "1":
-            hint = f"the first line, {quote(self._raw_names[0])}, is taken for the header."
+        if expected == "1" or self._raw_names[0] == "sep=":  # a title, or Excel's note of its delimiter
+            first = quote(self.delimiter.join(self._raw_names))
+            hint = f"the first line, {first}, is taken for the header; remove it if it is none."
         uneven = (line for line, record in self._records(self._text("replace")) if len(record) != int(expected))
-        return ValueError(f"{self._at(uneven)}: {found} fields where the header has {expected}; {hint}")
+        fields = count(int(found), "field")
+        return ValueError(f"{self._at(uneven)}: {fields} where the header has {expected}; {hint}")
 
     def _undecodable(self) -> ValueError:
         """The error for the first byte that is no text."""

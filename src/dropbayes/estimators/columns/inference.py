@@ -50,7 +50,8 @@ def column_of(
         decimal: The decimal mark where it is known.
     """
     if cells.name.startswith(UNNAMED) or re.fullmatch(r"__index_level_\d+__", cells.name):
-        return LeftOut("an index without a name")
+        empty = cells.is_text and not len(cells.texts.drop_null())
+        return LeftOut("no value in any row" if empty else "an index without a name")
     values = cells.values
     if not (cells.is_text or is_numeric(values) or pa.types.is_temporal(values.type)):
         return LeftOut(f"values of type {values.type}, which no model reads")

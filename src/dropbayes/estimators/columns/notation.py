@@ -1,4 +1,4 @@
-"""How numbers are written: decimal point or comma, separators of thousands, currency and percent signs."""
+"""How numbers are written: decimal point or comma, separators of thousands, currencies, percent signs, units."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Notation:
 
     decimal: str = "."  # or ","
     thousands: str = ""  # the separator: "", ",", ".", "'" or a space of any kind as " "
-    # The currency or "%" that the numbers carry, which is dropped: 7 % is read as 7. "currency" is any of them, as
-    # models written before a currency was recorded have it.
+    # The currency, "%" or unit that the numbers carry, which is dropped: 7 % is read as 7. "currency" is any of those,
+    # as models written before a currency was recorded have it.
     sign: str = ""
 
     @property
@@ -98,7 +98,8 @@ def notation_of(texts: pa.Array, *, decimal: str | None = None) -> Notation | No
         >>> notation_of(pa.array(["12", "twelve"])) is None
         True
     """
-    return _matching(texts, ("", "%"), decimal) or _matching(texts, _currencies(texts)[:1], decimal)
+    signs = [*_currencies(texts)[:1], *_unit(texts)]
+    return _matching(texts, ("", "%"), decimal) or _matching(texts, signs, decimal)
 
 
 def mixed_currencies(texts: pa.Array, *, decimal: str | None = None) -> list[str]:
@@ -116,6 +117,12 @@ def _matching(texts: pa.Array, signs: Sequence[str], decimal: str | None) -> Not
     marks = [pair for pair in _MARKS if decimal in (None, pair[0])]
     notations = (Notation(*pair, sign) for sign in signs for pair in marks)
     return next((one for one in notations if pc.all(pc.match_substring_regex(texts, one.pattern)).as_py()), None)
+
+
+def _unit(texts: pa.Array) -> list[str]:
+    """The word after the first number, such as kg or m²; none for few different texts, which are rather categories."""
+    word = re.search(rf"[0-9]{_SPACE}?(°?[^\W\d_][^\d\s]*)$", texts[0].as_py() if len(texts) else "")
+    return [word[1]] if word and pc.count_distinct(texts).as_py() > 20 else []
 
 
 def _currencies(texts: pa.Array) -> list[str]:
