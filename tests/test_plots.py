@@ -132,6 +132,13 @@ def test_a_band_of_two_columns_is_refused_and_not_drawn_wrong():
         plots.predictive_band(torch.arange(3.0), torch.zeros(3), std=torch.ones(3), draws=torch.zeros(2, 4))
 
 
+def test_outcomes_that_are_not_one_for_each_x_are_refused():
+    with pytest.raises(ValueError, match="`observed` must be x and y of one length; got 3 and 2"):
+        plots.predictive_band(
+            torch.arange(3.0), torch.zeros(3), std=torch.ones(3), observed=(torch.ones(3), torch.ones(2))
+        )
+
+
 def test_a_rejection_diagram_without_errors_is_refused():
     with pytest.raises(ValueError, match="`curve` must have a positive total loss"):
         plots.rejection_diagram(scores.risk_coverage(torch.arange(3.0), torch.zeros(3)))

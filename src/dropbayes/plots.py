@@ -64,6 +64,8 @@ def predictive_band(
     ax.plot(position, centre, color="black", lw=1.8, label="mean")
     if observed is not None:
         known, y = (_values(array) for array in observed)
+        if len(known) != len(y):
+            raise ValueError(f"`observed` must be x and y of one length; got {len(known)} and {len(y)}.")
         ax.plot(known, y, ls="none", marker="o", ms=4, mfc="white", mec="black", mew=1, label="data")
     ax.margins(x=0)
     ax.set(xlabel="x", ylabel="y")

@@ -127,6 +127,8 @@ def test_levels_outside_the_unit_interval_are_everything_or_nothing():
     assert OnlineLevel(0.9, current=-0.1).threshold(scores) == -math.inf
     with pytest.raises(ValueError, match="`rate` must be a positive"):
         OnlineLevel(0.9, rate=0)
+    with pytest.raises(ValueError, match="`current` must be finite"):
+        OnlineLevel(0.9, current=math.nan)
 
 
 # Intervals and distributions ------------------------------------------------------------------------------------------
@@ -195,6 +197,8 @@ def test_quantile_intervals_cover_and_are_narrower_than_symmetric_ones_under_ske
 def test_an_interval_narrowed_beyond_nothing_is_a_point():
     lower, upper = conformal.conformal_quantile_interval(torch.zeros(1), torch.ones(1), threshold=-3.0)
     assert lower == upper == 0.5
+    lower, upper = conformal.conformal_interval(torch.ones(1), 2.0, threshold=-math.inf)  # a level below 0 asks for it
+    assert lower == upper == 1
 
 
 def test_thresholds_per_row_follow_their_rows():

@@ -372,6 +372,11 @@ def test_invalid_drop_probs_are_refused(drop_prob):
         add_dropout(nn.Linear(1, 1), drop_prob)
 
 
+def test_a_network_without_a_weight_layer_is_refused():
+    with pytest.raises(ValueError, match="`net` must have a weight layer; got ReLU"):
+        add_dropout(nn.ReLU())
+
+
 def hugging_face_models():
     transformers = pytest.importorskip("transformers")
     small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}

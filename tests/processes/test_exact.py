@@ -230,6 +230,7 @@ def test_bad_data_is_one_clear_error(kind, call, message):
         (lambda: finite_rank_process(ReLU().features(1, 5), X, Y, precision=math.inf), "positive and finite; got inf"),
         (lambda: finite_rank_process(ReLU().features(1, 5), X, Y.float(), precision=1.0), "`y` must have the dtype"),
         (lambda: tuned_covariance(ReLU(), X, Y, precision=math.inf), "positive and finite; got inf"),
+        (lambda: prior_draws(ReLU(), X, n_draws=0), "`n_draws` must be a whole number, at least 1"),
         (lambda: Deep(()), "`layers` must be one or more"),
         (lambda: Deep((torch.relu,)), "`layers` must be one or more"),
         (

@@ -82,6 +82,7 @@ def test_a_diverging_run_stops_with_advice_and_keeps_the_last_finite_weights():
     [
         ({"epochs": 0}, "`epochs` must be a whole number, at least 1"),
         ({"batch_size": 0.5}, "`batch_size` must be a whole number, at least 1"),
+        ({"seed": -1}, "`seed` must be a whole number, at least 0; got -1"),
         ({"objective": Objective(alpha=2.0)}, r"`alpha` must lie in \[0, 1\]"),
     ],
 )
@@ -89,6 +90,13 @@ def test_bad_settings_are_refused(settings, message):
     x, y = toy()
     with pytest.raises(ValueError, match=message):
         fit(network(), x, y, likelihood=db.Gaussian(4.0), device="cpu", **settings)
+
+
+@pytest.mark.parametrize("name", ["prior", "objective", "optimization", "stopping"])
+def test_what_is_not_the_record_of_its_argument_is_refused(name):
+    x, y = toy()
+    with pytest.raises(TypeError, match=rf"`{name}` must be a record .*\(...\); got 0.5"):
+        fit(network(), x, y, likelihood=db.Gaussian(4.0), device="cpu", **{name: 0.5})
 
 
 def test_the_bar_is_silent_in_pipes(capfd):

@@ -130,6 +130,7 @@ class OnlineLevel:
         validation.check_positive("rate", self.rate)
         if self.current is None:
             object.__setattr__(self, "current", self.target)
+        finite_tensor("current", self.current)
 
     def after(self, *, covered: bool) -> OnlineLevel:
         """The level once the outcome is known."""
@@ -173,15 +174,15 @@ def conformal_interval(mean: Array, std: Array | float, *, threshold: Array | fl
     r"""The split-conformal interval $\mu \pm q\,\sigma$, which holds the target with the probability of its threshold.
 
     On average over new rows and held-out sets, not for each. The threshold $q$ is that of the `standardised_residuals`
-    of held-out rows: a number (`conformal_threshold`), or `[row]` (`group_thresholds`, or with weights). A `std` of 1
-    makes intervals of one width.
+    of held-out rows: a number (`conformal_threshold`), or `[row]` (`group_thresholds`, or with weights); below 0, as
+    an `OnlineLevel` may ask, both ends are the mean. A `std` of 1 makes intervals of one width.
 
     Examples:
         >>> conformal_interval(torch.tensor([5.0]), torch.tensor([2.0]), threshold=1.8)
         (tensor([1.4000]), tensor([8.6000]))
     """
     centre, deviation = _moments({"mean": mean}, std)
-    half = _per_row(threshold, centre) * deviation
+    half = _per_row(threshold, centre).clamp_min(0) * deviation
     return centre - half, centre + half
 
 

@@ -18,6 +18,7 @@ from torch.autograd import forward_ad
 from dropbayes.likelihoods.observation import checked_targets, sum_events
 from dropbayes.processes.pairs import Covariance, checked_inputs
 from dropbayes.runtime.devices import on_cpu
+from dropbayes.runtime.validation import check_count
 
 JITTERS = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4)
 """The jitters tried in turn on the diagonal, in units of the mean prior variance: the first is GPyTorch's default."""
@@ -258,6 +259,7 @@ def tuned_covariance(
 def prior_draws(covariance: Covariance | Kernel, x: Tensor, *, n_draws: int, seed: int = 0) -> Tensor:
     r"""Functions drawn from the prior $\mathcal N(0, \mathbf K(\mathbf X, \mathbf X))$ at `x`, `[draw, row]`."""
     checked_data(x, x.new_zeros(len(x)), 1.0, noise_free=True)
+    check_count("n_draws", n_draws)
     kernel = NetworkKernel(covariance) if isinstance(covariance, Covariance) else covariance
     samples = GaussianProcessRegressor(kernel).sample_y(_array(x), n_samples=n_draws, random_state=seed)
     return torch.as_tensor(samples).mT.to(x)

@@ -163,7 +163,11 @@ def process_of(
     reading = _Reading(net, prior, kept)
     if reading.convolutional and input_shape is None:
         raise ValueError("`input_shape` must say the shape of one input of a convolutional network: (channels, ...).")
-    for node in _LayerTracer().trace(net).nodes:
+    try:
+        nodes = _LayerTracer().trace(net).nodes
+    except fx.proxy.TraceError as error:
+        raise ValueError(f"`net` must run the same layers for every input, to be read as them: {error}.") from None
+    for node in nodes:
         reading.read(node)
     name, last = next(reading.weighted[step.name] for step in reversed(reading.steps) if step.name in reading.weighted)
     biased = [one for one, module in reading.weighted.values() if module.bias is not None]

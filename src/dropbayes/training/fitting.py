@@ -96,12 +96,17 @@ def fit(
     """
     check_count("epochs", epochs)
     check_count("batch_size", batch_size)
+    check_count("seed", seed, at_least=0)
     if not isinstance(likelihood, Likelihood):
         raise TypeError(
             f"`likelihood` must say what the output means, such as Gaussian(precision=1.0); got {likelihood!r}."
         )
     prior, objective = prior or Prior(), objective or Objective()
     optimization, stopping = optimization or Optimization(), stopping or EarlyStopping()
+    records = {"prior": prior, "objective": objective, "optimization": optimization, "stopping": stopping}
+    for (name, record), kind in zip(records.items(), (Prior, Objective, Optimization, EarlyStopping), strict=True):
+        if not isinstance(record, kind):
+            raise TypeError(f"`{name}` must be a record {kind.__name__}(...); got {record!r}.")
     file = Checkpoint(checkpoint) if isinstance(checkpoint, (str, os.PathLike)) else checkpoint
     target = available_device(device)
     rows = training_rows(x, y, net=net, device=target, batch_size=batch_size, sample_weight=sample_weight)
