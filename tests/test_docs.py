@@ -157,6 +157,30 @@ def test_the_commands_of_the_page_on_production_run(tmp_path):
     assert '"name":"mean"' in done.stdout
 
 
+def options_of(*commands):
+    return {option for name in commands for option in re.findall(r"--[a-z][a-z-]*", run(name, "--help").text)}
+
+
+def test_the_pages_name_options_that_exist_and_all_of_the_server():
+    known = options_of("fit", "predict", "evaluate", "calibrate", "explain", "report", "serve", "demo", "page")
+    foreign = {
+        "--quick",
+        "--set",
+        "--csv",
+        "--method",
+        "--target",
+        "--out",
+        "--help",
+        "--debug",
+    }  # of the experiments, too
+    foreign |= {"--nproc-per-node", "--build-arg", "--signal"}  # of torchrun and docker
+    for page in ("command_line.md", "production.md", "report.md", "questions.md", "table.md"):
+        prose = re.sub(r"```.*?```", "", (DOCS / page).read_text(), flags=re.DOTALL)
+        assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", prose)) - known <= foreign, page
+    section = (DOCS / "production.md").read_text().partition("### Running it")[2].partition("###")[0]
+    assert set(re.findall(r"`(--[a-z-]+)`", section)) >= options_of("serve") - {"--help"}
+
+
 def test_outputs_are_compared_number_by_number():
     assert (
         agree("a 1.00  b\n", "a 1.05 b") and agree("", "") and agree("29 of 697", "31 of 697") and agree("1e-6", "3e-6")

@@ -59,6 +59,12 @@ def test_dev_has_every_extra_but_the_heavy_engines_and_the_rivals_of_a_benchmark
     assert Requirement(everything).extras == set(EXTRAS) - {"dev", "ray", "spark", "compare", "guests"}
 
 
+def test_the_start_page_names_extras_that_exist_and_no_other():
+    (line,) = re.findall(r"pip install '\.\[plot\]' +# and: (.*)", (ROOT / "docs/index.md").read_text())
+    inner = {"plot", "compare", "docs", "test", "dev"}  # the first, and those of this project's own work
+    assert set(line.split(", ")) == set(EXTRAS) - inner
+
+
 def test_the_version_is_one():
     assert dropbayes.__version__ == PROJECT["version"]
     assert f"version: {PROJECT['version']}" in (ROOT / "CITATION.cff").read_text()

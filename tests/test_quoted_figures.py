@@ -67,6 +67,13 @@ def test_the_limits_count_the_uci_sets_on_which_dropout_beats_ensembles():
     assert f"on {words[better]} of the {words[len(ours)]} UCI sets" in page("limits")
 
 
+def test_the_pages_quote_how_much_faster_a_late_dropout_is():
+    measured = json.loads((ROOT / "benchmarks" / "results" / "prediction.json").read_text())
+    ratios = [case["against_loop"] for case in measured["speed"] if "ResNet" in case["case"]]
+    (quoted,) = numbers(page("architectures"), r"\((\d+) times faster than the loop for a \[small ResNet\]")
+    assert [quoted] == [float(int(ratio)) for ratio in ratios]
+
+
 def test_the_architectures_quote_the_errors_of_lenet():
     metrics = stored("convolution")["metrics"]
     quoted = numbers(

@@ -128,9 +128,9 @@ class OnlineLevel:
     def __post_init__(self) -> None:
         validation.check_probability("target", self.target)
         validation.check_positive("rate", self.rate)
-        if self.current is None:
-            object.__setattr__(self, "current", self.target)
-        finite_tensor("current", self.current)
+        current = self.target if self.current is None else self.current
+        validation.finite_tensor("current", current)
+        object.__setattr__(self, "current", current)
 
     def after(self, *, covered: bool) -> OnlineLevel:
         """The level once the outcome is known."""

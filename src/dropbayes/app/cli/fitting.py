@@ -39,7 +39,7 @@ def fit(
     ] = None,
     effort: Annotated[
         Literal["quick", "standard", "best"],
-        options.training(help="How long to search: seconds, the default, or an hour.", metavar=None),
+        options.training(help="How long to search: seconds, the default, or minutes.", metavar=None),
     ] = "standard",
     quick: Annotated[bool, options.training("--quick", metavar="", help="The same as --effort quick.")] = False,
     seed: Annotated[
