@@ -373,7 +373,7 @@ def test_invalid_drop_probs_are_refused(drop_prob):
 
 
 def test_a_network_without_a_weight_layer_is_refused():
-    with pytest.raises(ValueError, match="`net` must have a weight layer; got ReLU"):
+    with pytest.raises(ValueError, match="`where` must choose a weight layer of `net`; got None for a ReLU"):
         add_dropout(nn.ReLU())
 
 

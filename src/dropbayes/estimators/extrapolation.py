@@ -148,13 +148,7 @@ def _best_growth(mixture: Mixture, share: Tensor, y: Tensor, weight: Tensor) -> 
 
 @dataclass(frozen=True, eq=False)
 class Bounds:
-    """The range of the training targets, standardised, `[output]`.
-
-    Example:
-        >>> bounds = Bounds(torch.tensor([-1.0]), torch.tensor([1.0]))
-        >>> bounds.shift(torch.tensor([[0.5], [3.0], [99.0]])).flatten()
-        tensor([  0.,   0., -94.])
-    """
+    """The range of the training targets, standardised, `[output]`."""
 
     low: Tensor
     high: Tensor

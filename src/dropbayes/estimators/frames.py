@@ -69,12 +69,7 @@ def frame_inputs(schema: Schema, frame: Any, *, learn_missing: bool) -> Numbers:
 
 
 def as_table(frame: Any, argument: str = "frame") -> pa.Table:
-    """The rows of a data frame; of a mapping, its columns. Errors name the `argument`.
-
-    Example:
-        >>> as_table({"a": [1, 2]}).num_rows
-        2
-    """
+    """The rows of a data frame; of a mapping, its columns. Errors name the `argument`."""
     import pyarrow as pa
 
     check_names(frame, argument)
@@ -124,13 +119,7 @@ def as_frame(columns: Mapping[str, Any], like: Any) -> Any:
 
 
 def is_mixed_frame(X: Any) -> bool:
-    """Whether this is a data frame with a non-numeric column.
-
-    Example:
-        >>> import pandas as pd
-        >>> is_mixed_frame(pd.DataFrame({"a": [1.0]})), is_mixed_frame(pd.DataFrame({"a": ["x"]}))
-        (False, True)
-    """
+    """Whether this is a data frame with a non-numeric column."""
     package = _package(X)
     if package in ("polars", "pyarrow") and hasattr(X, "schema"):
         from dropbayes.estimators.columns.cells import is_numeric

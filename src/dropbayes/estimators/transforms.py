@@ -32,13 +32,7 @@ _CRPS_NODES, _CRPS_REACH = 400, 10.0
 
 @dataclass(frozen=True)
 class TargetTransform:
-    """A monotone map from targets y to the scale z in which they are learned.
-
-    Example:
-        >>> log = TargetTransform("log")
-        >>> log.inverse(log.forward(torch.tensor([2.0])))
-        tensor([2.])
-    """
+    """A monotone map from targets y to the scale z in which they are learned."""
 
     name: Literal["none", "log", "arcsinh"] = "none"
     centre: float = 0.0  # a of z = arsinh((y - a) / c)

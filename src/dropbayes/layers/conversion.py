@@ -216,8 +216,7 @@ def add_dropout(
     layers = [(name, layer) for name, layer in structure.weight_layers(result) if chosen(name, layer)]
     stacked = [(name, m) for name, m in result.named_modules() if any(hooks.stacked_matrices(m)) and chosen(name, m)]
     if not layers and not stacked:
-        given = f"`where` must choose a weight layer of `net` at least; got {where!r}, which chooses none."
-        raise ValueError(given if where is not None else f"`net` must have a weight layer; got {type(net).__name__}.")
+        raise ValueError(f"`where` must choose a weight layer of `net`; got {where!r} for a {type(net).__name__}.")
     already = _already_dropped(result, x, layers)
     layers = [(name, layer) for name, layer in layers if layer not in already or _made_here(layer)]
     for name, layer in layers:

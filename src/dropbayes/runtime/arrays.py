@@ -43,12 +43,7 @@ def to_tensor(array: Any, *, name: str = "array") -> Tensor:
 
 
 def round_digits(values: Any, digits: int = 12) -> NumpyArray:
-    """Floating-point numbers to 12 significant digits, more than a network has; others as they are.
-
-    Example:
-        >>> round_digits(np.array([1 / 3]), digits=3)
-        array([0.333])
-    """
+    """Floating-point numbers to 12 significant digits, more than a network has; others as they are."""
     array = np.asarray(values)
     if array.dtype.kind != "f":
         return array

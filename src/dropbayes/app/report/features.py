@@ -42,14 +42,7 @@ class Feature:
         return self.values.dtype.kind == "f"
 
     def text(self, value: float | str) -> str:
-        """A value of the feature as a reader of the table knows it.
-
-        Examples:
-            >>> Feature("city", (0,), np.array(["Oslo"])).text("Oslo")
-            'Oslo'
-            >>> Feature("rate", (0,), np.zeros(1)).text(-1234567.8), Feature("day", (0,), np.zeros(1), True).text(1970)
-            ('−1234568', '1970-01-01')
-        """
+        """A value of the feature as a reader of the table knows it."""
         if not self.is_number:
             return str(value)
         value = float(value)
@@ -63,12 +56,7 @@ class Feature:
         return f"{value:.{max(4, whole)}g}".replace("-", "−")  # no thousands marks: it may be a year
 
     def with_labels(self, texts: Mapping[str, Sequence[object]]) -> Feature:
-        """The feature with its numbers written as in the table of texts, if they are few and each has one text.
-
-        Example:
-            >>> Feature("paid", (0,), np.array([1.0, 0.0, 1.0])).with_labels({"paid": ["yes", "no", "yes"]}).text(1.0)
-            'yes'
-        """
+        """The feature with its numbers written as in the table of texts, if they are few and each has one text."""
         if self.name not in texts or not self.is_number or self.is_date:
             return self
         distinct, labels = np.unique(self.values), {}
@@ -110,11 +98,6 @@ def features_of(
 
     The names of a category's inputs end in " = " and its text, that of a flag in " is missing", and that of the first
     of a date in ": year".
-
-    Example:
-        >>> x = np.array([[1.0, 0.0], [0.0, 1.0]])
-        >>> features_of(x, ["city = Oslo", "city = Rome"], {"city": (0, 1)})[0].values.tolist()
-        ['Oslo', 'Rome']
     """
 
     def values(x: Numbers, columns: Sequence[int]) -> NumpyArray:

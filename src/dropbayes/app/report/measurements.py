@@ -138,13 +138,7 @@ def measure(model: Any, x: Numbers, y: NumpyArray, *, in_series: bool = False) -
 
 
 def risk_after_deferring(risk: RiskCoverage, share: float) -> tuple[int, float]:
-    """The number of rows deferred, the most uncertain first, and the mean loss of those that stay.
-
-    Examples:
-        >>> curve = scores.risk_coverage(np.arange(10.0), np.eye(10)[9])  # the most uncertain row is wrong
-        >>> risk_after_deferring(curve, 0.0), risk_after_deferring(curve, 0.1)
-        ((0, 0.1...), (1, 0.0))
-    """
+    """The number of rows deferred, the most uncertain first, and the mean loss of those that stay."""
     n = len(risk.risk)
     deferred = min(n - 1, math.floor(share * n + 1e-9))
     return deferred, float(risk.risk[n - 1 - deferred])
