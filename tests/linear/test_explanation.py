@@ -161,6 +161,8 @@ def test_plots_show_bars_and_maps():
     ("options", "words"),
     [
         ({"output": 2}, "`output` must be one of the 2 numbers"),
+        ({"output": "first"}, "`output` must be one of the 2 numbers"),
+        ({"baseline": float("nan") * torch.zeros(3)}, "`baseline` must be finite"),
         ({"baseline": torch.zeros(3)}, "`baseline` must have the shape of a row"),
         ({"names": ["a"]}, "`names` must name each feature"),
         ({"positions": True}, "`positions`"),

@@ -65,10 +65,6 @@ def row_groups(x: np.ndarray, y: np.ndarray) -> np.ndarray | None:
 
     Rows of equal inputs and different outcomes are repeated observations, each its own group: a fold that held out all
     rows of one outcome would be trained on the other outcome alone. None where few distinct rows are repeated often.
-
-    Example:
-        >>> row_groups(np.array([[1.0], [1.0], [2.0], [2.0]]), np.array([5.0, 5.0, 6.0, 7.0])).tolist()
-        [0, 0, 5, 6]
     """
     table = np.column_stack([x, y.reshape(len(y), -1)])
     rows, copy = np.unique(table, axis=0, return_inverse=True)

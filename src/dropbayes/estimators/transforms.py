@@ -160,13 +160,7 @@ class MappedMixture(Mixture):
 
 
 class TransformedMixture(MappedMixture):
-    """The predictive distribution of y, with its moments and density, from a mixture of Gaussians of z.
-
-    Example:
-        >>> one = TransformedMixture(Mixture(torch.zeros(1, 1), torch.tensor(1.0)), TargetTransform("log"))
-        >>> one.mean, one.quantile(0.5)  # of the lognormal
-        (tensor([1.6487]), tensor([1.]))
-    """
+    """The predictive distribution of y, with its moments and density, from a mixture of Gaussians of z."""
 
     @property
     def component_means(self) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dropbayes.linear.passes import LinearPlan, linear_plan
 from dropbayes.runtime.formatting import Table
-from dropbayes.runtime.validation import NOT_FINITE, needed_for
+from dropbayes.runtime.validation import NOT_FINITE, finite_tensor, needed_for
 from dropbayes.sampling import Inputs, Sampling, as_inputs, check_sampling
 from dropbayes.tracing import Site
 
@@ -152,7 +152,7 @@ def explain(
     sampling = replace(sampling, positions="per_position" if positions else sampling.positions)
     plan = linear_plan(net, inputs, sampling)
     n_outputs = plan.only_size() if output is None else plan.sizes[0]
-    if len(plan.sizes) > 1 or (isinstance(output, int) and not 0 <= output < n_outputs):
+    if len(plan.sizes) > 1 or output not in (None, "largest", *range(n_outputs)):
         raise ValueError(
             f"`output` must be one of the {n_outputs} numbers of a row's output, which is one tensor; got "
             f"{output!r} for {len(plan.sizes)} tensors. Pass a network that returns the tensor to explain."
@@ -225,7 +225,7 @@ def shapley(value: Callable[[Tensor], Tensor], x: Tensor, baseline: Tensor, *, c
 def _feature_shares(plan: LinearPlan, inputs: Inputs, baseline: Tensor | None, chosen: Tensor) -> Tensor:
     """What each number of the input adds to the variance of the baseline; of a table by Shapley's rule."""
     x = inputs.leaves[0].detach().movedim(inputs.axes[0] or 0, 0)
-    start = x.mean(0) if baseline is None else torch.as_tensor(baseline, device=x.device).to(x)
+    start = x.mean(0) if baseline is None else finite_tensor("baseline", baseline).to(x)
     if x.shape[1:] not in (start.shape, start.shape[1:]):
         raise ValueError(
             f"`baseline` must have the shape of a row, {tuple(x.shape[1:])}, or be several; got {tuple(start.shape)}."

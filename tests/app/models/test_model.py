@@ -83,7 +83,10 @@ def test_an_estimator_fitted_to_categories_and_dates_becomes_the_folder_of_the_c
 
 def test_an_estimator_that_read_other_inputs_is_refused():
     x = pd.DataFrame({"a": np.linspace(0, 1, 30)})
-    estimator = db.DropoutRegressor(**SMALL).fit(x, x["a"])
+    estimator = db.DropoutRegressor(**SMALL)
+    with pytest.raises(ValueError, match="`estimator` must be fitted"):
+        db.app.Model.of(estimator, x, x["a"], target="y")
+    estimator.fit(x, x["a"])
     with pytest.raises(ValueError, match=r"must hold numbers alone.*Model\.fit"):
         db.app.Model.of(estimator, pd.DataFrame({"a": list("ab") * 15}), x["a"], target="y")
     with pytest.raises(ValueError, match="must hold the 1 inputs of the estimator; got 2"):

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import dropbayes as db
 from dropbayes.app.models.model import Model, load
@@ -125,6 +126,11 @@ def test_the_linear_method_needs_no_draws(predictor, columns):
 def test_impossible_settings_are_refused(models, setting):
     with pytest.raises(ValueError, match=f"`{next(iter(setting))}` must"):
         db.Predictor.load(models / "numbers", **setting)
+
+
+def test_a_column_of_a_network_that_is_named_twice_is_refused():
+    with pytest.raises(ValueError, match=r"`columns` must name each input of the network once; got \['a', 'a'\]"):
+        db.Predictor(nn.Linear(2, 1), likelihood=db.Gaussian(precision=1.0), columns=("a", "a"))
 
 
 def test_all_columns_may_come_as_one_matrix(tmp_path):

@@ -57,6 +57,8 @@ def test_identifiers_with_a_few_repeats_are_left_out_and_groups_stay():
     ],
 )
 def test_zero_and_one_are_classes_unless_regression_is_asked_for(cells, task):
+    with pytest.raises(ValueError, match="`task` must be one of 'regression', 'classification'; got 'ranking'"):
+        rows_of({"y": cells * (N // 2)}, task="ranking")
     assert rows_of({"y": cells * (N // 2)}).schema.task == task
     typed = (
         pa.array([float(c) for c in cells] * (N // 2)) if cells != ["yes", "no"] else pa.array([True, False] * (N // 2))

@@ -60,6 +60,8 @@ class NetworkFields:
                 "`likelihood` must say how the network's output is read: Gaussian(precision=...), "
                 f"HeteroscedasticGaussian() or Categorical(); got {likelihood!r}."
             )
+        if len(set(columns or ())) < len(columns or ()):
+            raise ValueError(f"`columns` must name each input of the network once; got {list(columns or ())}.")
         self._net, self._likelihood = net, likelihood
         self.has_classes = isinstance(likelihood, Categorical)
         self.names = None if columns is None else tuple(columns)

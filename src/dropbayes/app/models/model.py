@@ -95,6 +95,8 @@ class Model:
 
         The data frame and `y` are the inputs and the targets it was fitted to, `target` is the name of the latter.
         """
+        if not hasattr(estimator, "population_"):
+            raise ValueError("`estimator` must be fitted; call its fit first.")
         task: Task = "classification" if hasattr(estimator, "classes_") else "regression"
         columns = estimator.frame_columns_ or frame_schema(frame)  # it keeps none for a frame of numbers
         schema, names = replace(columns, target=target, task=task), tuple(as_table(frame).column_names)

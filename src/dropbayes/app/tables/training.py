@@ -18,7 +18,7 @@ from dropbayes.estimators.columns.inference import LeftOut, Problem, column_of, 
 from dropbayes.estimators.columns.notation import NUMBER, PLAIN, Notation
 from dropbayes.estimators.columns.schema import Column, Schema, Task, list_names
 from dropbayes.runtime.arrays import Numbers
-from dropbayes.runtime.validation import quote
+from dropbayes.runtime.validation import check_choice, quote
 
 
 class ColumnProblems(ValueError):
@@ -172,6 +172,7 @@ def _targets(
 ) -> tuple[Task, npt.NDArray[Any], npt.NDArray[np.bool_], Notation]:
     """The task, the targets, which rows have one, and how its numbers are written."""
     notation = cells.notation(decimal)
+    check_choice("task", task or "regression", ("regression", "classification"))
     if task is None:
         match kind_of(cells, decimal=decimal):
             case Problem(remedy="ignore", message=message):  # a target cannot be left out
