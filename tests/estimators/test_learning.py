@@ -326,5 +326,5 @@ def test_wrong_requests_of_estimators_are_refused_by_name():
     for tensor, kind in ((torch.tensor(x).to_sparse(), "of layout"), (torch.tensor(x, device="meta"), "on the meta")):
         with pytest.raises(TypeError, match=f"`X` must be a dense tensor of numbers; got one {kind}"):
             DropoutRegressor(**QUICK).fit(tensor, y)
-    with pytest.raises(TypeError, match=r"got a LazyFrame.* Pass frame.collect\(\)"):
+    with pytest.raises(TypeError, match=r"`X` must be .*got a LazyFrame.* Pass X.collect\(\)"):
         DropoutRegressor(**QUICK).fit(pl.DataFrame({"a": x[:, 0]}).lazy(), y)
