@@ -38,6 +38,9 @@ class Gaussian(Likelihood):
             )
         return self.precision.to(output.device)
 
+    def mean(self, output: Tensor) -> Tensor:
+        return output
+
     def variance(self, output: Tensor) -> Tensor:
         return torch.ones_like(output) / self._precision_of(output)
 
@@ -108,6 +111,9 @@ class StudentT(Likelihood):
                 "`degrees_of_freedom` must be greater than 2, below which the variance is infinite; got "
                 f"{self.degrees_of_freedom!r}."
             )
+
+    def mean(self, output: Tensor) -> Tensor:
+        return output
 
     def variance(self, output: Tensor) -> Tensor:
         return torch.full_like(output, self.scale**2 * self.degrees_of_freedom / (self.degrees_of_freedom - 2))

@@ -13,9 +13,9 @@ from torch.utils._pytree import PyTree
 class Likelihood(ABC):
     r"""A distribution of one observation given the network's output, $p(\mathbf y \mid \widehat{\mathbf y})$."""
 
+    @abstractmethod
     def mean(self, output: Tensor) -> Tensor:
         r"""The conditional mean $\mathbb{E}[\mathbf y \mid \widehat{\mathbf y}]$ (for classes: their probabilities)."""
-        return output
 
     @abstractmethod
     def variance(self, output: Tensor) -> Tensor:
