@@ -126,6 +126,30 @@ def test_copies_of_a_row_that_lie_apart_have_masks_of_their_own_in_a_batch_of_an
         torch.testing.assert_close(db.function_draw(net, 2, n_draws=6)(x[:n]), expected[2, :n])
 
 
+GATES = {
+    "booleans": lambda like: torch.empty_like(like, dtype=torch.bool).bernoulli_(0.9),
+    "zeros and ones, as booleans": lambda like: torch.bernoulli(torch.full_like(like, 0.9)).bool(),
+    "zeros and ones, as integers": lambda like: torch.bernoulli(torch.full_like(like, 0.9)).long(),
+    "ones": lambda like: torch.bernoulli(torch.full_like(like, 0.9)) == 1,
+    "one of ten": lambda like: torch.randint(0, 10, like.shape) != 4,
+    "more than a rate": lambda like: torch.rand_like(like) > 0.1,
+}
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_the_few_gates_of_copies_that_lie_apart_are_told_apart_however_they_are_read(gate):
+    def forward(m, x):
+        h = torch.tanh(m.a(x)).repeat(4, 1)
+        h = h * GATES[gate](h[:, :1]) / 0.9 if m.training else h
+        return (m.o(h).view(4, len(x), 2) * torch.arange(1.0, 5.0)[:, None, None]).tanh().sum(0)
+
+    torch.manual_seed(0)
+    net, x = Module(forward, a=nn.Linear(4, 8), o=nn.Linear(8, 2)), torch.randn(4, 4)
+    expected = db.draws(net, x, n_draws=40)
+    for row in range(4):
+        torch.testing.assert_close(db.draws(net, x[row : row + 1], n_draws=40)[:, 0], expected[:, row])
+
+
 @pytest.mark.parametrize("descending", [True, False])
 def test_the_masks_of_rows_that_are_sorted_meanwhile_stay_with_them(descending):
     def forward(m, x):

@@ -334,8 +334,12 @@ class KeyedSource(SiteSource):
         words = self._numbers(site, shape, torch.float64.itemsize, functools.partial(uniform, device=device))
         if not self._tries(site) or site.kind not in ("rand", "bernoulli"):
             return words
-        # Near 0 or near 1, so that the network's own comparison with any rate tells the units apart.
-        return torch.where(words < 0.2, words * 5e-3, 1 - (words - 0.2) * 1e-3)
+        if site.kind == "bernoulli":  # 0, 1, and more; one gate alone, if closed, would hide what it closes
+            closed = 0.0 if math.prod(shape) > 1 else 0.5
+            return torch.where(words < 0.2, closed, torch.where(words < 0.6, 1.0, 1 + words))
+        # Near 0, near 1 and between: the network's own comparison with any rate or number tells the units apart.
+        near = torch.where(words < 0.2, words * 5e-3, 1 - (words - 0.2) * 1e-3)
+        return torch.where(words < 0.6, near, 2.5 * words - 1.5)
 
     def _numbers(self, site: Site, shape: tuple[int, ...], itemsize: int, generate: Callable[..., Tensor]) -> Tensor:
         """The numbers of this run's draws; those of draws that run after each other are generated at once."""
