@@ -64,6 +64,14 @@ def test_numbers_are_compared_with_the_largest_of_their_column():
     assert equal_but_for_rounding(table, table + torch.tensor([1.0, 0.0]))
 
 
+def test_what_all_rows_have_in_common_is_no_size_of_a_column():
+    batch = torch.tensor([[2000.1], [2000.2], [2000.3]])
+    for whole in (batch, None):
+        assert not equal_but_for_rounding(batch[:2], batch[:2] + 0.02, whole)
+        assert equal_but_for_rounding(batch[:2], batch[:2] + 0.002, whole)
+    assert equal_but_for_rounding(batch, batch + 0.02, offsets=False)
+
+
 def test_infinities_and_nans_are_equal_to_themselves_only():
     value = torch.tensor([[torch.inf, torch.nan, 1.0]])
     assert equal_but_for_rounding(value, value.clone())
@@ -73,7 +81,7 @@ def test_infinities_and_nans_are_equal_to_themselves_only():
 
 @pytest.mark.parametrize(("dtype", "same"), [(torch.float64, False), (torch.float32, True), (torch.bfloat16, True)])
 def test_rounding_is_that_of_the_dtype(dtype, same):
-    a = torch.ones(3, 2, dtype=dtype)
+    a = torch.tensor([[1.0, 1.0], [2.0, 2.0], [1.0, 1.0]], dtype=dtype)
     assert equal_but_for_rounding(a, a + torch.tensor(1e-4, dtype=dtype)) == same
 
 

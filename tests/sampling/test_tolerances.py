@@ -41,6 +41,27 @@ def test_a_sigmoid_of_evaluation_is_kept_in_a_column_beside_a_large_one(name, fa
         assert_law(net, x, evaluation=("",), n_draws=600)
 
 
+def with_offset(forward, offset):
+    return made(lambda: (network(lambda self, x: forward(self, x) + offset, **hidden()), rows(4)))
+
+
+@pytest.mark.parametrize("offset", [2e3, 1e4])
+def test_an_output_with_an_offset_is_compared_without_it(offset):
+    head = lambda self, x: self.small(self.d(torch.relu(self.a(x))))  # noqa: E731
+    net, x = with_offset(lambda self, x: head(self, x) - head(self, x).mean(0), offset)
+    with pytest.raises(ValueError, match="rows depend on each other"):
+        db.predict(net, x)
+    net, x = with_offset(lambda self, x: head(self, x) if self.training else head(self, x).sigmoid(), offset)
+    assert (db.predict(net, x, n_draws=200).mean - net(x)).abs().max() < 0.1
+
+    def heads_outermost(self, x):
+        copies = self.d(torch.relu(self.a(x)).repeat(4, 1))
+        return (self.small(copies) * 3).view(4, len(x), 1).tanh().sum(0)
+
+    net, x = with_offset(heads_outermost, offset)
+    assert_same_alone(net, x, functions=False)
+
+
 def test_a_tiny_column_is_compared_too():
     def forward(self, x):
         h = self.d(torch.relu(self.a(x)))

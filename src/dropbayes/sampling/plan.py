@@ -8,6 +8,7 @@ large as memory allows.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -264,7 +265,7 @@ class Plan:
             return
         for draw, several in together.items():
             apart = [out[draw - work.draws.start, :n_rows][None] for out in outputs]
-            if not all(map(equal_but_for_rounding, several, apart)):
+            if not all(map(functools.partial(equal_but_for_rounding, offsets=False), several, apart)):
                 raise ValueError(
                     "`net` chooses a branch by a value that it takes from all rows of a batch: its rows depend on "
                     "each other. Pass row_axis=None to take the whole input as one row."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -38,9 +38,10 @@ class Probe:
         """Whether the outputs have the same structure."""
         return self.structure == other.structure and [t.shape for t in self.tensors] == [t.shape for t in other.tensors]
 
-    def agrees_with(self, other: Probe) -> bool:
+    def agrees_with(self, other: Probe, *, offsets: bool = True) -> bool:
         """Whether the outputs agree up to rounding."""
-        return self.fits(other) and all(map(equal_but_for_rounding, self.tensors, other.tensors))
+        compare = functools.partial(equal_but_for_rounding, offsets=offsets)
+        return self.fits(other) and all(map(compare, self.tensors, other.tensors))
 
     @property
     def unaccounted(self) -> list[str]:
@@ -116,16 +117,16 @@ class Prober:
             self.views[may_train] = view
         return Probe(view, recorder, watch, host, tensors, structure, changes)
 
-    def in_double(self, judge: Callable[[Prober, Inputs], bool]) -> bool:
+    def in_double(self, judge: Callable[[Prober, Inputs], bool], otherwise: bool = False) -> bool:
         """What `judge` says of the same probes in double precision, the arbiter over a small difference.
 
-        False if the network supports one precision only.
+        `otherwise` if the network supports one precision only.
         """
         try:
             exact = replace(self, net=copy.deepcopy(self.net).double(), inputs=double_inputs(self.inputs), views={})
             return judge(exact, exact.inputs.different_rows())
         except Exception:
-            return False
+            return otherwise
 
 
 def double_inputs(inputs: Inputs) -> Inputs:
@@ -133,11 +134,11 @@ def double_inputs(inputs: Inputs) -> Inputs:
     return inputs.with_tensors(lambda tensor: tensor.double() if tensor.dtype == torch.float32 else tensor)
 
 
-def equal_but_for_rounding(a: Tensor, b: Tensor, batch: Tensor | None = None, tolerance: float = 1.0) -> bool:
+def equal_but_for_rounding(a: Tensor, b: Tensor, batch: Tensor | None = None, *, offsets: bool = True) -> bool:
     """Whether two outputs agree up to the order of summation.
 
     An element is compared with the largest of its column (of its channel, its position), in the batch it is from: a
-    probability is not compared with a price.
+    probability is not compared with a price. With `offsets`, what all rows have in common does not count for that.
     """
     if a.shape != b.shape:
         return False
@@ -146,14 +147,25 @@ def equal_but_for_rounding(a: Tensor, b: Tensor, batch: Tensor | None = None, to
     dtype = a.dtype if not a.is_complex() else torch.float32
     share = _ROUNDING.get(dtype, 1e-2) if a.device.type == "cpu" else max(_ROUNDING.get(dtype, 1e-2), _TENSOR_CORES)
     wide = torch.complex128 if a.is_complex() else torch.float64
-    a, b = a.to(wide), b.to(wide)
-    scale = _scale(torch.maximum(_magnitude(a), _magnitude(b)), None if batch is None else _magnitude(batch.to(wide)))
-    least = 1e-30
+    a, b, batch = a.to(wide), b.to(wide), None if batch is None else batch.to(wide)
+    scale = _scale(torch.maximum(_magnitude(a), _magnitude(b)), None if batch is None else _magnitude(batch))
+    least: Tensor | float = 1e-30
     if dtype is torch.float64 and a.numel():  # the arbiter: what is zero but for rounding stays so
-        least += 1e-14 * float(_magnitude(a if batch is None else batch.to(wide)).max())
-    close = (a - b).abs() <= tolerance * share * scale + least
+        least += 1e-14 * float(_magnitude(a if batch is None else batch).max())
+    elif offsets and a.numel() and not a.is_complex():
+        least = least + 16 * torch.finfo(dtype).eps * scale
+        scale = torch.minimum(scale, _spread(b if batch is None else batch, a.shape))
+    close = (a - b).abs() <= share * scale + least
     same = (a == b) | (a.isnan() & b.isnan())  # infinities, too
     return bool((close | same).all())
+
+
+def _spread(batch: Tensor, shape: Sequence[int]) -> Tensor:
+    """How much a batch differs along its rows: the axis on which it has more than `shape`, or else the first."""
+    rows = [axis for axis, size in enumerate(batch.shape) if size != shape[axis]]
+    axis = next((axis for axis in (*rows, *range(batch.dim())) if batch.shape[axis] > 1), None)
+    finite = batch.nan_to_num(0.0, 0.0, 0.0)
+    return finite.abs() if axis is None else finite.amax(axis, keepdim=True) - finite.amin(axis, keepdim=True)
 
 
 def _magnitude(tensor: Tensor) -> Tensor:
