@@ -135,9 +135,25 @@ def experts_met_by_chance():
     return experts(6, skips=True, noise=0.2)
 
 
+def micro_batches():
+    def function(self, x):
+        return torch.cat([self.o(self.d(torch.relu(self.a(part)))) for part in x.split(16)])
+
+    return Noted(function, a=nn.Linear(8, 16), d=nn.Dropout(0.3), o=nn.Linear(16, 2)), torch.randn(64, 8)
+
+
+def a_drop_probability_by_chance():
+    def function(self, x):
+        p = 0.5 * float(torch.rand(())) if self.training else 0.0
+        return self.o(nn.functional.dropout(torch.relu(self.a(x)), p))
+
+    return Noted(function, a=nn.Linear(8, 512), o=nn.Linear(512, 2)), torch.randn(64, 8)
+
+
 NETWORKS = {f"layers skipped by {name}": lambda gate=gate: skipped(gate) for name, gate in GATES.items()} | {
-    f.__name__: f for f in (batch_depth, dropped_weights, siamese, packed, packed_after_dropout, experts)
-}
+    f.__name__: f for f in (batch_depth, dropped_weights, siamese, packed, packed_after_dropout, experts, micro_batches,
+                       a_drop_probability_by_chance)
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -149,6 +165,29 @@ def test_a_prediction_takes_the_passes_of_its_draws_and_few_more(name, first):
     calls, rows = passes(lambda: db.predict(net, x, n_draws=30, seed=1))
     most = 30 * 1.3 + (15 if first else 2)
     assert calls <= most and rows <= 64 * most, (calls, rows / 64)
+
+
+@pytest.mark.parametrize("make", [micro_batches, a_drop_probability_by_chance])
+def test_networks_that_cut_their_rows_or_choose_their_rate_have_the_law_of_the_loop(make):
+    net, x = made(make)
+    assert_law(net, x[:20], n_draws=600)
+    assert_same_alone(net, x[:20], rows=(0, 19), functions=make is micro_batches)
+
+
+def one_of_many():
+    def function(self, x):
+        return self.o(self.experts[int(torch.randint(len(self.experts), ()))](x))
+
+    made_of = (nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Dropout(0.3)) for _ in range(24))
+    return Noted(function, experts=nn.ModuleList(made_of), o=nn.Linear(64, 2)), torch.randn(64, 8)
+
+
+def test_sites_that_draws_are_the_first_to_meet_are_learned_without_beginning_again():
+    net, x = made(one_of_many)
+    calls, rows = passes(lambda: db.predict(net, x, n_draws=60))
+    assert calls <= 60 + 24 * 4 + 30 and rows <= 64 * 60 * 2.5, (calls, rows / 64)
+    calls, rows = passes(lambda: db.predict(net, x, n_draws=60))
+    assert calls <= 70 and rows <= 64 * 62, (calls, rows / 64)
 
 
 @pytest.mark.parametrize("make", [experts_skipped, experts_met_by_chance])

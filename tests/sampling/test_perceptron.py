@@ -70,6 +70,14 @@ def test_networks_that_do_more_are_not_taken_for_perceptrons():
     assert as_perceptron(nn.Sequential(Own(2, 2), nn.Dropout(0.1)), x) is None
 
 
+@pytest.mark.parametrize("kind", [nn.Sequential, nn.Linear, nn.Dropout, nn.Tanh])
+def test_a_class_whose_forward_was_replaced_is_no_part_of_a_perceptron(kind, monkeypatch):
+    net, x = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Dropout(0.1)), torch.zeros(3, 2)
+    assert as_perceptron(net, x) is not None
+    monkeypatch.setattr(kind, "forward", lambda self, x: x)
+    assert as_perceptron(net, x) is None
+
+
 def test_weights_changed_behind_autograds_back_are_noticed():
     net = nn.Sequential(nn.Dropout(0.2), nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
     x = torch.ones(1, 3)

@@ -3,6 +3,7 @@
 A network whose pass in evaluation changes its state is after a call as after one such pass, or as before.
 """
 
+import argparse
 import collections
 import gc
 import types
@@ -87,6 +88,9 @@ STATES = {
     "an array": (lambda: np.zeros(2), lambda s, h: s.__setitem__(0, s[0] + 1)),
     "an array of counts": (lambda: np.ones(2, int), lambda s, h: np.add(s, 1, out=s)),
     "a namespace": (lambda: types.SimpleNamespace(n=1), lambda s, h: setattr(s, "n", s.n + 1)),
+    "parsed arguments": (lambda: argparse.Namespace(n=1), lambda s, h: setattr(s, "n", s.n + 1)),
+    "UserDict": (lambda: collections.UserDict(n=1), count),
+    "deep inside": (lambda: [[[[[[{"n": 1}]]]]]], lambda s, h: count(s[0][0][0][0][0][0], h)),
     "a meter": (Meter, lambda s, h: s.update(1.0)),
     "slots": (Slots, lambda s, h: s.update()),
     "an array over a tensor": (lambda: torch.zeros(3), lambda s, h: np.add(s.numpy(), 1, out=s.numpy())),

@@ -171,7 +171,7 @@ OBJECTS = {
     "a number of NumPy": lambda: np.float64(torch.rand(()).item()),
     "a tuple": lambda: (torch.rand(()).item(),),
     "a slice, which cannot be referred to weakly": lambda: slice(torch.rand(()).item()),
-    "deep inside": lambda: [[[[[[Context()]]]]]],
+    "deep inside": lambda: [[[[[[[[[[Context()]]]]]]]]]],
 }
 
 

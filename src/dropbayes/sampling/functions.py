@@ -164,9 +164,9 @@ def _one_draw(inspection: Inspection, inputs: Inputs, seen: Inputs, spec: MaskSp
     view = inspection.network()
     source.follow(view.paths)
     leaves = cloned_leaves(inputs.leaves) if spec.profile.writes_input else inputs.leaves
-    with Interception(source):
+    with Interception(source) as mode:
         output = eagerly(inputs.call)(view.net, leaves)
-    source.finish(split(output)[0])
+    source.finish(split(output)[0], mode.operations)
     return output
 
 

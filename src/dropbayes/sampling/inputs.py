@@ -58,10 +58,7 @@ class Inputs:
         return [_select(leaf, axis, index) for leaf, axis in zip(self.leaves, self.axes, strict=True)]
 
     def padded_rows(self, start: int, stop: int, size: int) -> list[Any]:
-        """The leaves with the rows from `start` to `stop`, the last repeated up to `size` rows.
-
-        A repeated row introduces no overflow or NaN that the real rows do not have.
-        """
+        """The leaves with the rows from `start` to `stop`, the last repeated up to `size`: no new NaN comes in."""
         if size > stop - start:
             return self.rows(torch.arange(start, start + size, device="cpu").clamp(max=stop - 1))
         return [_narrow(leaf, axis, start, stop) for leaf, axis in zip(self.leaves, self.axes, strict=True)]
@@ -126,10 +123,7 @@ class Inputs:
         return dataclasses.replace(self, leaves=tuple(self.rows(index)), n_rows=len(index))
 
     def row_sizes(self) -> Tensor:
-        """The mean and the largest magnitude of each row's numbers: long and short rows, dark and light images differ.
-
-        A row's numbers in several arguments are added.
-        """
+        """The mean and the largest magnitude of each row's numbers, over all arguments: they tell rows apart."""
         sizes = torch.zeros(self.n_rows, 2, dtype=torch.float64, device="cpu")
         for leaf, axis in zip(self.leaves, self.axes, strict=True):
             if axis is not None and isinstance(leaf, Tensor) and leaf.numel() and not leaf.is_complex():
@@ -382,10 +376,7 @@ _TENSOR = object()  # in the place of a tensor
 
 
 def split(output: PyTree) -> tuple[list[Tensor], Structure]:
-    """The floating tensors of an output (tensor, tuple, dict, dataclass, ModelOutput) and the structure around them.
-
-    Caches and other objects that are not trees of tensors cannot be averaged: they become None.
-    """
+    """The tensors of an output, and the structure around them; what is no tree of tensors, as a cache, becomes None."""
     tensors = list[Tensor]()
     structure = _structure(output, tensors)
     if not tensors:

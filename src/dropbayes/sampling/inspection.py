@@ -129,10 +129,7 @@ def _key(inputs: Inputs, ignored: tuple[str, ...], positions: bool, any_length: 
 
 
 def _holds_for_rows(net: nn.Module, inputs: Inputs, ignored: tuple[str, ...], inspection: Inspection) -> bool:
-    """Whether an inspection holds for rows beyond those seen so far, which may take another branch of the network.
-
-    Raises if they give another output alone than in their batch.
-    """
+    """Whether an inspection holds for rows beyond those seen; raises if they differ alone and in their batch."""
     sizes = inputs.row_sizes()
     span = torch.stack([sizes.amin(0), sizes.amax(0)])
     if inspection.seen is not None:
@@ -465,7 +462,7 @@ def _check_faithful(prober: Prober, rows: Inputs, plain: Probe, outputs: tuple[R
             "`net` gives another output than a copy of its modules over the same weights: a forward or hook was "
             "patched, or it reads modules past its module tree. Register what it reads as submodules and buffers."
         )
-    if not prober.in_double(agrees_in_double, otherwise=agrees(reverse, offsets=False)):
+    if not prober.in_double(agrees_in_double):
         raise _RowsDepend(
             "`net` gives its rows other outputs in another order: it sorts them, or they depend on each other. "
             f"{whole_arguments(rows)}Pass row_axis=None to take the whole input as one row."

@@ -74,17 +74,11 @@ def named_site(name: str) -> int:
 
 @dataclass(frozen=True)
 class Units:
-    """Units of a mask numbered by absolute position, independently of the length of the sequence.
+    """Units of a mask numbered by absolute position, independently of the length of the sequence."""
 
-    Args:
-        shape: The shape of the mask.
-        axes: The axes that hold positions, one or two.
-        starts: The absolute position of the first entry along each of them.
-    """
-
-    shape: tuple[int, ...]
-    axes: tuple[int, ...]
-    starts: tuple[int, ...]
+    shape: tuple[int, ...]  # of the mask
+    axes: tuple[int, ...]  # that hold positions, one or two
+    starts: tuple[int, ...]  # the absolute position of the first entry along each of them
 
     def numbers(self, device: torch.device) -> Tensor:
         """The number of each unit, flattened: place * (units at one place) + unit, place = position or a pair's."""
@@ -99,23 +93,15 @@ class Units:
 
 @dataclass(frozen=True)
 class Positions:
-    """The dependence of the masks of one run on position.
+    """The dependence of the masks of one run on position."""
 
-    Args:
-        tied: Whether all positions share a mask.
-        lengths: The number of positions of each sequence of the input, including those in a cache.
-    """
-
-    tied: bool
-    lengths: tuple[int, ...]
+    tied: bool  # all positions share a mask
+    lengths: tuple[int, ...]  # the number of positions of each sequence of the input, including those in a cache
 
     def generate(
         self, site: Site, shape: tuple[int, ...], make: Callable[[int, tuple[int, ...], Units | None], Tensor]
     ) -> Tensor:
-        """The result of `make` for a site's number, the shape of its mask and the numbers of its units.
-
-        A tied mask has length 1 along its positions.
-        """
+        """The result of `make` for a site's number, the shape of its mask (1 along tied positions) and its units."""
         axes, number = {position.axis for position in site.positions}, site.number or named_site(site.name)
         if self.tied or not axes:
             return make(number, tuple(1 if a in axes else n for a, n in enumerate(shape)), None)

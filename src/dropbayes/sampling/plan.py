@@ -84,7 +84,7 @@ class Plan:
     inspection: Inspection | None = None  # None for a perceptron
     direct: Perceptron | None = None
     product_rows: int = 1  # of a perceptron, in one product
-    pairs: int = 1  # of a draw and a row, in one pass, where they may take different branches
+    pairs: int = _MIN_PAIRS_DIRECT  # of a draw and a row, in one pass, where they may take different branches
     batch_invariant: bool = True  # blocks are padded to one size
     moments_only: bool = False
     max_bytes: int | None = None
@@ -126,11 +126,16 @@ class Plan:
                     plan = plan._with_smaller_blocks(inputs)
                     break
                 except (NetworkChanged, UnsupportedStrategy) as changed:
-                    some = inputs.block(rows.start, rows.stop)
+                    some, seen = inputs.block(rows.start, rows.stop), plan.inspection
                     if isinstance(changed, UnknownSite) and plan.strategy == DRAW_BY_DRAW:
                         plan = plan._with_sites_of(some, first_row + rows.start, changed.args[0])
+                        size = 1  # others may follow: the draws before them are not to be repeated
+                    elif renewed and seen and seen.most_rows > _MIN_PAIRS and position == plan.draws.start:
+                        plan = plan._with_smaller_blocks(inputs)  # it may cut what it is given into batches of its own
+                        break
                     else:
                         plan, renewed = plan._renewed(some, again=renewed), True
+                        plan.profile.runs.update(dict.fromkeys(changed.args[1:], 0))  # the operations it was tried with
                     continue
                 except (MemoryError, RuntimeError) as error:
                     if not is_out_of_memory(error) or size == 1:
@@ -192,6 +197,8 @@ class Plan:
         forget(self.net)
         inspection = inspect(self.net, inputs, self.spec.ignored, positions=self.spec.positions is not None)
         profile = inspection.profile
+        if profile.sites == self.profile.sites:  # what was met before may be met again, as another branch
+            profile.runs.update(self.profile.runs)
         if (profile.structure, profile.outputs) != (self.profile.structure, self.profile.outputs):
             raise ValueError("`net` gives outputs of another form than on the rows before. Predict them separately.")
         spec = replace(self.spec, profile=profile, integrate=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -38,10 +38,9 @@ class Probe:
         """Whether the outputs have the same structure."""
         return self.structure == other.structure and [t.shape for t in self.tensors] == [t.shape for t in other.tensors]
 
-    def agrees_with(self, other: Probe, *, offsets: bool = True) -> bool:
+    def agrees_with(self, other: Probe) -> bool:
         """Whether the outputs agree up to rounding."""
-        compare = functools.partial(equal_but_for_rounding, offsets=offsets)
-        return self.fits(other) and all(map(compare, self.tensors, other.tensors))
+        return self.fits(other) and all(map(equal_but_for_rounding, self.tensors, other.tensors))
 
     @property
     def unaccounted(self) -> list[str]:
@@ -75,20 +74,13 @@ def training_flags(ignored: tuple[str, ...], in_evaluation: frozenset[type] = fr
 
 @dataclass(frozen=True)
 class Prober:
-    """Makes probes of one network.
-
-    Args:
-        inputs: Inputs of the form of those to probe.
-        ignored: Modules whose randomness is not dropout.
-        named: The generators of the host that the network's code names.
-        owns_parameters: Whether its passes write into their parameters, so that each needs its own.
-    """
+    """Makes probes of one network."""
 
     net: nn.Module
-    inputs: Inputs
-    ignored: tuple[str, ...]
-    named: frozenset[str]
-    owns_parameters: bool = False
+    inputs: Inputs  # of the form of those to probe
+    ignored: tuple[str, ...]  # modules whose randomness is not dropout
+    named: frozenset[str]  # the generators of the host that the network's code names
+    owns_parameters: bool = False  # its passes write into their parameters, so that each needs its own
     views: dict[Flags | None, View] = field(default_factory=dict)  # that passes have left as they were
 
     def __call__(
@@ -118,10 +110,7 @@ class Prober:
         return Probe(view, recorder, watch, host, tensors, structure, changes)
 
     def in_double(self, judge: Callable[[Prober, Inputs], bool], otherwise: bool = False) -> bool:
-        """What `judge` says of the same probes in double precision, the arbiter over a small difference.
-
-        `otherwise` if the network supports one precision only.
-        """
+        """What `judge` says of the same probes in double precision, the arbiter; `otherwise` if it is not supported."""
         try:
             exact = replace(self, net=copy.deepcopy(self.net).double(), inputs=double_inputs(self.inputs), views={})
             return judge(exact, exact.inputs.different_rows())
@@ -152,20 +141,16 @@ def equal_but_for_rounding(a: Tensor, b: Tensor, batch: Tensor | None = None, *,
     least: Tensor | float = 1e-30
     if dtype is torch.float64 and a.numel():  # the arbiter: what is zero but for rounding stays so
         least += 1e-14 * float(_magnitude(a if batch is None else batch).max())
-    elif offsets and a.numel() and not a.is_complex():
-        least = least + 16 * torch.finfo(dtype).eps * scale
-        scale = torch.minimum(scale, _spread(b if batch is None else batch, a.shape))
+    elif offsets and dtype is not torch.float64 and not a.is_complex():
+        whole = b if batch is None else batch
+        rows = [axis for axis, size in enumerate(whole.shape) if size != a.shape[axis]] if batch is not None else [0]
+        if rows and tuple(whole.shape[rows[0] : rows[0] + 1]) > (1,):  # several rows, or draws
+            finite = whole.nan_to_num(0.0, 0.0, 0.0)
+            least = least + 16 * torch.finfo(dtype).eps * scale
+            scale = torch.minimum(scale, finite.amax(rows, keepdim=True) - finite.amin(rows, keepdim=True))
     close = (a - b).abs() <= share * scale + least
     same = (a == b) | (a.isnan() & b.isnan())  # infinities, too
     return bool((close | same).all())
-
-
-def _spread(batch: Tensor, shape: Sequence[int]) -> Tensor:
-    """How much a batch differs along its rows: the axis on which it has more than `shape`, or else the first."""
-    rows = [axis for axis, size in enumerate(batch.shape) if size != shape[axis]]
-    axis = next((axis for axis in (*rows, *range(batch.dim())) if batch.shape[axis] > 1), None)
-    finite = batch.nan_to_num(0.0, 0.0, 0.0)
-    return finite.abs() if axis is None else finite.amax(axis, keepdim=True) - finite.amin(axis, keepdim=True)
 
 
 def _magnitude(tensor: Tensor) -> Tensor:

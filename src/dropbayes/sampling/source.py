@@ -254,10 +254,13 @@ class KeyedSource(SiteSource):
         result = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, is_causal, scale=scale)
         return self.dropout("attention", result, drop_prob, weights, False)
 
-    def finish(self, outputs: list[Tensor]) -> list[Tensor]:
-        """The outputs, then the integrated variance; raises if other sites were met than expected."""
+    def finish(self, outputs: list[Tensor], operations: list[Any] | None = None) -> list[Tensor]:
+        """The outputs, then the integrated variance; raises if other sites or operations were met than expected."""
         if self.site != len(self.spec.profile.sites) and not (self.alone or self.by_name):
             raise NetworkChanged(f"{self.site} sites instead of {len(self.spec.profile.sites)}")
+        alike = self.rows_mapped or len(self.rows) == 1 or self.by_name or self.spec.trial  # or they may well differ
+        if operations and self.spec.positions is None and not alike:
+            self._check_operations(operations)
         if not self.spec.integrate:
             return outputs
         if self._integrated is None or self.variance is None or len(outputs) != 1:
@@ -265,6 +268,14 @@ class KeyedSource(SiteSource):
         if outputs[0] is not self._integrated[0] or version(outputs[0]) != self._integrated[1]:
             raise NetworkChanged("the last layer's output is not the network's")
         return [*outputs, self.variance]
+
+    def _check_operations(self, operations: list[Any]) -> None:
+        """Raises on other operations than in runs of as many rows, or other comparisons: masks may lie otherwise."""
+        known, size = self.spec.profile.runs, len(self.rows) * len(self.draws)
+        run, compared = hash(tuple(operations)), hash(frozenset(one for one in operations if isinstance(one, tuple)))
+        if known and run not in known and (size <= max(known.values()) or compared not in known):
+            raise NetworkChanged("other operations than before", run, compared)
+        known.update({run: max(size, known.get(run, 0)), compared: 0})
 
     # Which site, and its numbers --------------------------------------------------------------------------------------
 
@@ -291,7 +302,8 @@ class KeyedSource(SiteSource):
             raise NetworkChanged("more sites than before")
         else:
             site = sites[self.site - 1]
-        if (site.kind != kind or (drop_prob is not None and site.drop_prob != drop_prob)) and not self.alone:
+        other = site.kind != kind or (drop_prob is not None and site.drop_prob != drop_prob)
+        if other and not (self.alone or by_name):  # a draw may choose its drop probability
             raise NetworkChanged(
                 f"site {self.site - 1} is {kind} with {drop_prob}, no longer {site.kind} with {site.drop_prob}"
             )
@@ -378,7 +390,10 @@ class KeyedSource(SiteSource):
             return RowLayout(axis, 0), (*shape[:axis], 1, *shape[axis + 1 :])
         if shape[axis] % copies:
             raise UnsupportedStrategy("rows along another axis")
-        return RowLayout(axis, shape[axis] // copies), (*shape[:axis], shape[axis] // copies, *shape[axis + 1 :])
+        inner = shape[axis] // copies
+        if inner != site.layout.inner and self.spec.positions is None and not self.by_name:
+            raise NetworkChanged(f"{inner} entries of each row instead of {site.layout.inner}")
+        return RowLayout(axis, inner), (*shape[:axis], inner, *shape[axis + 1 :])
 
     def _lay_out(
         self, value: Tensor, layout: RowLayout | None, shape: tuple[int, ...], inner_shape: tuple[int, ...]

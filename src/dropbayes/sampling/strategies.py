@@ -26,18 +26,12 @@ from dropbayes.tracing.views import View, eagerly
 
 @dataclass(frozen=True)
 class Strategy:
-    """The way draws and rows go through a network.
+    """The way draws and rows go through a network."""
 
-    Args:
-        draws: "folded" into the batch beside the rows, "mapped" over with `torch.func.vmap` (which computes the layers
-            before the first site once), or one at a "single" time.
-        rows: "together" as a batch, "mapped" over, "parted" as they read different values, or one at a "single" time.
-        name: The strategy in words.
-    """
-
+    # Part of the batch, mapped over by `torch.func.vmap` (the layers before the first site run once), or one at a time.
     draws: Literal["folded", "mapped", "single"]
-    rows: Literal["together", "mapped", "parted", "single"]
-    name: str
+    rows: Literal["together", "mapped", "parted", "single"]  # "parted" as they read different values
+    name: str  # in words
 
 
 FOLDED = Strategy("folded", "together", "folded")
@@ -102,14 +96,14 @@ def _one_row(work: Work, index: int) -> Work:
 def _run(source: KeyedSource, work: Work, leaves: list[PyTree]) -> list[Tensor]:
     view, profile = work.network(), source.spec.profile
     source.follow(view.paths)
-    with Interception(source):
+    with Interception(source) as mode:
         tensors, structure = split(eagerly(work.inputs.call)(view.net, leaves))
     if profile.draws_branch and structure.leaves != profile.structure.leaves:
         raise ValueError(
             "`net` must return numbers as tensors: its output holds a Python number that depends on the draw. Return "
             "the tensor it was read from."
         )
-    outputs = source.finish(tensors)
+    outputs = source.finish(tensors, mode.operations)
     # A network that differentiates itself would keep the graph of every draw.
     return outputs if torch.is_grad_enabled() else [output.detach() for output in outputs]
 

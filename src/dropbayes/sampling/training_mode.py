@@ -36,8 +36,7 @@ def training_probe(prober: Prober, rows: Inputs, plain: Probe) -> tuple[Probe, F
         if full.agrees_with(plain) or (full.fits(plain) and full.host.moved and not plain.host.moved):
             return full, flags
         check_repeatable(prober, rows, flags, full)
-        same = full.fits(plain) and _is_neutral(prober, rows, flags, full)
-        if same or (full.fits(plain) and _agree_in_double(prober, flags, full, plain)):
+        if full.fits(plain) and (_is_neutral(prober, rows, flags, full) or _agree_in_double(prober, flags)):
             return full, flags
     classes = sorted({type(m) for n, m in prober.net.named_modules() if flags(n, m)}, key=lambda cls: cls.__name__)
     dropping = {cls for cls in classes if _only_drops(prober, rows, cls, plain)}
@@ -77,11 +76,8 @@ def _chooses(prober: Prober, rows: Inputs, flags: Flags) -> bool:
         return failed.recorder.has_choices
 
 
-def _agree_in_double(prober: Prober, flags: Flags, seen: Probe, plain: Probe) -> bool:
-    return prober.in_double(
-        lambda exact, rows: exact(rows.leaves, flags).agrees_with(exact(rows.leaves, None)),
-        otherwise=seen.agrees_with(plain, offsets=False),
-    )
+def _agree_in_double(prober: Prober, flags: Flags) -> bool:
+    return prober.in_double(lambda exact, rows: exact(rows.leaves, flags).agrees_with(exact(rows.leaves, None)))
 
 
 def check_repeatable(prober: Prober, rows: Inputs, flags: Flags, full: Probe) -> None:
@@ -90,7 +86,7 @@ def check_repeatable(prober: Prober, rows: Inputs, flags: Flags, full: Probe) ->
         again = [prober(rows.leaves, flags) for _ in range(3)]
     except ProbeFailed:
         return
-    if not all(probe.agrees_with(full, offsets=False) for probe in again) and not full.host.moved:
+    if not all(probe.agrees_with(full) for probe in again) and not full.host.moved:
         raise NotImplementedError(
             "`net` gives different outputs in training with every mask left out: it draws random numbers that cannot "
             "be keyed to a seed, from a generator of its own. Draw them with torch.rand, torch.randn or "
@@ -123,7 +119,7 @@ def _only_drops(prober: Prober, rows: Inputs, cls: type, plain: Probe) -> bool:
     only_noise = seen.fits(plain) and (
         bool(seen.host.moved)
         or _is_neutral(prober, rows, flags, seen)
-        or _agree_in_double(prober, flags, seen, plain)
+        or _agree_in_double(prober, flags)
         or _chooses(prober, rows, flags)
     )
     if seen.agrees_with(plain) or only_noise:

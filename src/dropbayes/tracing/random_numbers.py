@@ -38,6 +38,8 @@ def _keyed(*operations: Operation) -> Callable[[Callable[..., Tensor]], Callable
         @handles(HANDLERS, *operations)
         @functools.wraps(handler)
         def keyed_handler(mode: RandomMode, func: Operation, *args: Any, **kwargs: Any) -> Tensor:
+            if kwargs.get("generator") is torch.default_generator:
+                del kwargs["generator"]
             if mode.source.is_fixed(kwargs.get("generator")):
                 return func(*args, **kwargs)
             out = kwargs.pop("out", None)

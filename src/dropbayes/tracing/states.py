@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import array
 import functools
 import hashlib
@@ -10,7 +11,7 @@ import operator
 import sys
 import types
 import weakref
-from collections import OrderedDict, deque
+from collections import OrderedDict, UserDict, UserList, deque
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
@@ -20,7 +21,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 
 PLAIN = frozenset({bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size, type})
-_MAX_DEPTH = 4
+MAX_DEPTH = 8
+"""How deep the containers and objects of a module are followed."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _GROUPS = ("_parameters", "_modules", "_buffers", *_HOOKS)
 # Flags are set by the view; state dictionaries and backward passes play no part in a forward pass.
@@ -30,11 +32,8 @@ _INTERNAL = frozenset({*nn.Module().__dict__, "_compiled_call_impl"})
 class NetworkState:
     """The attributes, tensors, hooks and containers of all modules of a network, as far as a forward pass reads them.
 
-    Plain values are compared by value, everything else by identity: an optimiser's step changes nothing.
-
-    Args:
-        net: The network.
-        versions: Whether a write into a buffer, a plain tensor or an array counts as a change, too.
+    Plain values are compared by value, everything else by identity: an optimiser's step changes nothing. With
+    `versions`, a write into a buffer, a plain tensor or an array counts as a change, too.
     """
 
     def __init__(self, net: nn.Module, *, versions: bool = False) -> None:
@@ -148,7 +147,7 @@ class _Tokens:
             return hashlib.blake2b(value.tobytes()).digest() if value.size else 0
         if issubclass(kind, (bytearray, array.array)):
             return bytes(value)
-        if depth > _MAX_DEPTH:
+        if depth > MAX_DEPTH:
             return self._identity(value)
         if kind is types.MethodType:
             return self(value.__func__, depth + 1), self(value.__self__, depth + 1)
@@ -198,7 +197,7 @@ def is_object(value: Any) -> bool:
         return False
     module = kind.__module__.partition(".")[0]
     foreign = module not in sys.stdlib_module_names and module not in ("torch", "numpy", "triton")
-    return foreign or kind is types.SimpleNamespace
+    return foreign or kind in (types.SimpleNamespace, argparse.Namespace, UserDict, UserList)
 
 
 def held(value: Any) -> tuple[dict[str, Any], dict[str, Any]]:

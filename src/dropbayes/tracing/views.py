@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dropbayes.tracing.states import PLAIN, NetworkState, cell_value, held, is_object
+from dropbayes.tracing.states import MAX_DEPTH, PLAIN, NetworkState, cell_value, held, is_object
 from dropbayes.tracing.watch import SharedWrite, Watch, storage
 
 Flags = Callable[[str, nn.Module], bool]
@@ -254,7 +254,7 @@ class View:
 
     def _copy(self, value: Any, depth: int = 0) -> Any:
         """`value` as the view holds it: copied where a pass may write to it, bound to the modules of the view."""
-        if type(value) in PLAIN or depth > 4:
+        if type(value) in PLAIN or depth > MAX_DEPTH:
             return value
         if type(value) in weakref.ProxyTypes:  # which claims the class of its target
             target = value.__repr__.__self__

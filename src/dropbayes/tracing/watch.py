@@ -29,12 +29,7 @@ class SharedWrite(Exception):
 
 
 class Watch(TorchDispatchMode):
-    """Observes every operation at the dispatcher.
-
-    Args:
-        rows: The tensors of the input that hold rows.
-        shared: The tensors that must not be written to, by name.
-    """
+    """Observes every operation at the dispatcher, of an input with `rows`; none may write into what is `shared`."""
 
     def __init__(self, rows: Iterable[Tensor] = (), shared: Mapping[str, Tensor] | None = None) -> None:
         super().__init__()

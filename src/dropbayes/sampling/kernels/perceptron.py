@@ -46,11 +46,7 @@ class Affine(NamedTuple):
 
 
 def affine_layers(layers: Sequence[nn.Module]) -> tuple[Affine, ...] | None:
-    """The layers of a perceptron in the kernel's form; None if it does not support them.
-
-    Args:
-        layers: Linear layers, activations and dropout in order, without dropout of probability 0.
-    """
+    """The layers of a perceptron, without dropout of probability 0, in the kernel's form; None without support."""
     affines: list[Affine] = []
     drop_prob = 0.0
     for layer in layers:
