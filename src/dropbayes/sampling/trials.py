@@ -44,7 +44,7 @@ from dropbayes.tracing.views import View
 # on a GPU at least this many operations saved.
 _SHARED_PREFIX = {"cpu": 0.05, "cuda": 0.2}
 _SAVED_OPERATIONS = {"cpu": 0.0, "cuda": 1e12}
-_FEW_UNITS = 256
+_MAX_TRIED_UNITS = 256
 _SMALL_NETWORK = 1e5  # operations of a row: fewer take no longer than their calls
 
 
@@ -97,7 +97,9 @@ def _first_that_agrees(inspection: Inspection, inputs: Inputs, spec: MaskSpec, c
         rows = replace(rows, leaves=tuple(rows.rows([0, rows.n_rows - 1, 0, 0])), n_rows=4)
     second = min(1, rows.n_rows - 1)
     # The network's own comparison may leave a few units but two values, which those of others may have by chance.
-    few = any(s.kind in ("rand", "bernoulli") and 1 < math.prod(s.shape) <= _FEW_UNITS for s in spec.profile.sites)
+    few = any(
+        s.kind in ("rand", "bernoulli") and 1 < math.prod(s.shape) <= _MAX_TRIED_UNITS for s in spec.profile.sites
+    )
     n_draws = 8 if few else 2
     spec = replace(spec, keys=Keys(spec.keys.seed, n_draws, spec.keys.sampler), integrate=False, trial=True)
 
