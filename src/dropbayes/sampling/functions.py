@@ -164,9 +164,9 @@ def _one_draw(inspection: Inspection, inputs: Inputs, seen: Inputs, spec: MaskSp
     view = inspection.network()
     source.follow(view.paths)
     leaves = cloned_leaves(inputs.leaves) if spec.profile.writes_input else inputs.leaves
-    with Interception(source) as mode:
+    with Interception(source):
         output = eagerly(inputs.call)(view.net, leaves)
-    source.finish(split(output)[0], mode.operations)
+    source.finish(split(output)[0])
     return output
 
 

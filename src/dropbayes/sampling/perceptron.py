@@ -66,7 +66,7 @@ def as_perceptron(net: nn.Module, x: Tensor) -> Perceptron | None:
         state = module.__dict__
         if any(map(state.get, ("_forward_hooks", "_forward_pre_hooks", "_compiled_call_impl", "forward"))):
             return None
-        if kind.forward.__module__ != kind.__module__:  # replaced for all of its class
+        if getattr(vars(kind).get("forward"), "__module__", "") != kind.__module__:  # replaced for all of its class
             return None
         if kind is nn.Sequential:
             pending.extend(reversed(state["_modules"].values()))

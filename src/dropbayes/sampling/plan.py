@@ -135,7 +135,6 @@ class Plan:
                         break
                     else:
                         plan, renewed = plan._renewed(some, again=renewed), True
-                        plan.profile.runs.update(dict.fromkeys(changed.args[1:], 0))  # the operations it was tried with
                     continue
                 except (MemoryError, RuntimeError) as error:
                     if not is_out_of_memory(error) or size == 1:
@@ -197,8 +196,6 @@ class Plan:
         forget(self.net)
         inspection = inspect(self.net, inputs, self.spec.ignored, positions=self.spec.positions is not None)
         profile = inspection.profile
-        if profile.sites == self.profile.sites:  # what was met before may be met again, as another branch
-            profile.runs.update(self.profile.runs)
         if (profile.structure, profile.outputs) != (self.profile.structure, self.profile.outputs):
             raise ValueError("`net` gives outputs of another form than on the rows before. Predict them separately.")
         spec = replace(self.spec, profile=profile, integrate=False)

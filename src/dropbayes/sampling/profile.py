@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from dropbayes.runtime.validation import check_keep_prob
 from dropbayes.sampling.inputs import Structure
@@ -34,7 +34,6 @@ class Profile:
     seeds_torch: bool = False  # torch's generator is seeded in the forward pass: numbers drawn afterwards are fixed
     is_stateful: bool = False  # a forward pass changes attributes, buffers or weights: each run needs its own view
     writes_input: bool = False
-    runs: dict[int, int] = field(default_factory=dict, compare=False)  # by a hash of its operations, the rows of a run
 
     @property
     def prefix_share(self) -> float:

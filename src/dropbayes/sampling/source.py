@@ -254,13 +254,10 @@ class KeyedSource(SiteSource):
         result = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, is_causal, scale=scale)
         return self.dropout("attention", result, drop_prob, weights, False)
 
-    def finish(self, outputs: list[Tensor], operations: list[Any] | None = None) -> list[Tensor]:
-        """The outputs, then the integrated variance; raises if other sites or operations were met than expected."""
+    def finish(self, outputs: list[Tensor]) -> list[Tensor]:
+        """The outputs, then the integrated variance; raises if other sites were met than expected."""
         if self.site != len(self.spec.profile.sites) and not (self.alone or self.by_name):
             raise NetworkChanged(f"{self.site} sites instead of {len(self.spec.profile.sites)}")
-        alike = self.rows_mapped or len(self.rows) == 1 or self.by_name or self.spec.trial  # or they may well differ
-        if operations and self.spec.positions is None and not alike:
-            self._check_operations(operations)
         if not self.spec.integrate:
             return outputs
         if self._integrated is None or self.variance is None or len(outputs) != 1:
@@ -268,14 +265,6 @@ class KeyedSource(SiteSource):
         if outputs[0] is not self._integrated[0] or version(outputs[0]) != self._integrated[1]:
             raise NetworkChanged("the last layer's output is not the network's")
         return [*outputs, self.variance]
-
-    def _check_operations(self, operations: list[Any]) -> None:
-        """Raises on other operations than in runs of as many rows, or other comparisons: masks may lie otherwise."""
-        known, size = self.spec.profile.runs, len(self.rows) * len(self.draws)
-        run, compared = hash(tuple(operations)), hash(frozenset(one for one in operations if isinstance(one, tuple)))
-        if known and run not in known and (size <= max(known.values()) or compared not in known):
-            raise NetworkChanged("other operations than before", run, compared)
-        known.update({run: max(size, known.get(run, 0)), compared: 0})
 
     # Which site, and its numbers --------------------------------------------------------------------------------------
 

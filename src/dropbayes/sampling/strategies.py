@@ -96,14 +96,14 @@ def _one_row(work: Work, index: int) -> Work:
 def _run(source: KeyedSource, work: Work, leaves: list[PyTree]) -> list[Tensor]:
     view, profile = work.network(), source.spec.profile
     source.follow(view.paths)
-    with Interception(source) as mode:
+    with Interception(source):
         tensors, structure = split(eagerly(work.inputs.call)(view.net, leaves))
     if profile.draws_branch and structure.leaves != profile.structure.leaves:
         raise ValueError(
             "`net` must return numbers as tensors: its output holds a Python number that depends on the draw. Return "
             "the tensor it was read from."
         )
-    outputs = source.finish(tensors, mode.operations)
+    outputs = source.finish(tensors)
     # A network that differentiates itself would keep the graph of every draw.
     return outputs if torch.is_grad_enabled() else [output.detach() for output in outputs]
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch.utils._pytree import PyTree
 
 from dropbayes.tracing import dropout, layers, random_numbers
-from dropbayes.tracing.operations import COMPARISONS, Arguments, NamedArguments
+from dropbayes.tracing.operations import Arguments, NamedArguments
 from dropbayes.tracing.sources import Handlers, RandomMode, Source
 
 HANDLERS: Handlers = {**dropout.HANDLERS, **layers.HANDLERS, **random_numbers.HANDLERS}
@@ -24,13 +24,11 @@ class Interception(RandomMode):
     def __init__(self, source: Source) -> None:
         super().__init__(source)
         self._after = None if type(source).after is Source.after else source.after
-        self.operations: list[Any] = []  # in their order, and what is compared: another branch shows here
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Arguments = (), kwargs: NamedArguments | None = None
     ) -> PyTree:
         kwargs = kwargs or {}
-        self.operations.append((func, args[-1]) if func in COMPARISONS and isinstance(args[-1], float) else func)
         handler = HANDLERS.get(func)
         result = func(*args, **kwargs) if handler is None else handler(self, func, *args, **kwargs)
         if self._after is not None:

@@ -46,7 +46,6 @@ PRODUCTS: Operations = CONVOLUTIONS | {
 
 LESS: Operations = frozenset({Tensor.__lt__, Tensor.__le__, Tensor.lt, Tensor.le, torch.lt, torch.le})
 MORE: Operations = frozenset({Tensor.__gt__, Tensor.__ge__, Tensor.gt, Tensor.ge, torch.gt, torch.ge})
-COMPARISONS: Operations = LESS | MORE
 
 SCALARS: Operations = frozenset({
     Tensor.item, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__, Tensor.is_nonzero,
