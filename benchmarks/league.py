@@ -97,9 +97,10 @@ def common_means(players: dict[str, dict[str, Scores]]) -> dict[str, Scores]:
 
 
 def mean_scores(games: dict[str, Scores]) -> Scores:
-    """The mean of each score over the folds played."""
-    first = next(iter(games.values()))
-    return {key: float(np.mean([scores[key] for scores in games.values()])) for key in first}
+    """The mean over the folds played of each score that all of them have."""
+    first, *others = games.values()
+    keys = [key for key in first if all(key in scores for scores in others)]
+    return {key: float(np.mean([scores[key] for scores in games.values()])) for key in keys}
 
 
 def critical_difference(n_players: int, n_tables: int) -> float:
