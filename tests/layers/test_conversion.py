@@ -366,10 +366,15 @@ def test_keyword_inputs_and_both_inputs_of_a_bilinear_layer_are_dropped():
     assert dropout_calls(bilinear, *x) == dropout_calls(bilinear, x[0], input2=x[1]) == [0.3, 0.3]
 
 
-@pytest.mark.parametrize("drop_prob", [-0.1, 1.0, float("nan")])
+@pytest.mark.parametrize("drop_prob", [-0.1, 1.0, float("nan"), "0.1", None])
 def test_invalid_drop_probs_are_refused(drop_prob):
     with pytest.raises(ValueError, match=r"`drop_prob` must lie in \[0, 1\)"):
         add_dropout(nn.Linear(1, 1), drop_prob)
+
+
+def test_rows_lie_along_the_first_or_the_second_axis():
+    with pytest.raises(ValueError, match=r"`row_axis` must be one of None, 0, 1; got 7"):
+        add_dropout(nn.Linear(1, 1), 0.1, row_axis=7)
 
 
 def test_a_network_without_a_weight_layer_is_refused():

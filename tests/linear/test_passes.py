@@ -164,7 +164,9 @@ NET = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Dropout(0.5), nn.Linear(4, 1)
 
 
 def test_an_unknown_method_is_refused():
-    with pytest.raises(ValueError, match='`method` must be "sampling", "linear" or "moments"; got \'laplace\''):
+    with pytest.raises(
+        ValueError, match='`method` must be "sampling", "linear", "moments" or "controlled"; got \'laplace\''
+    ):
         db.predict(NET, torch.ones(2, 3), method="laplace")
 
 

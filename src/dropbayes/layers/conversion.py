@@ -20,6 +20,7 @@ from torch.utils._pytree import PyTree
 
 from dropbayes.layers import hooks, recurrent, structure
 from dropbayes.layers.noise import check_drop_prob
+from dropbayes.runtime.validation import check_choice
 from dropbayes.tracing import Site, draw_or_mean
 
 Rates = Mapping[str, float | Tensor]
@@ -198,8 +199,8 @@ def add_dropout(
         True
     """
     check_drop_prob(drop_prob)
-    if units not in ("channel", "element"):
-        raise ValueError(f'`units` must be "channel" or "element"; got {units!r}.')
+    check_choice("units", units, ("channel", "element"))
+    check_choice("row_axis", row_axis, (None, 0, 1))
     result = _copied(net, weights=copy)
     names = set() if where is None or callable(where) else {where} if isinstance(where, str) else set(where)
     unknown = names - dict(result.named_modules()).keys()

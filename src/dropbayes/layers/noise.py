@@ -3,6 +3,7 @@ r"""The families $q(\mathbf W)$ as modules that hold their own parameters, and t
 from __future__ import annotations
 
 import math
+import numbers
 from abc import ABC, abstractmethod
 
 import torch
@@ -59,7 +60,7 @@ class _Spread(Noise):
 
 
 def check_drop_prob(value: float, name: str = "drop_prob") -> None:
-    if not 0 <= value < 1:
+    if not isinstance(value, (numbers.Real, Tensor)) or not 0 <= value < 1:
         raise ValueError(f"`{name}` must lie in [0, 1); got {value!r}. It is the probability of dropping, not keeping.")
 
 

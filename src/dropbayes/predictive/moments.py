@@ -188,7 +188,7 @@ def plan_by(
         return moments_plan(net, inputs, drawn["sampling"], only_moments=only_moments)
     options = Linear() if method == "linear" else method
     if not isinstance(options, Linear):
-        raise ValueError(f'`method` must be "sampling", "linear" or "moments"; got {method!r}.')
+        raise ValueError(f'`method` must be "sampling", "linear", "moments" or "controlled"; got {method!r}.')
     plan = linear_plan(net, inputs, drawn["sampling"])
     place = request.likelihood_tensor(plan.profile)
     return replace(plan, options=options, judged=place, only_moments=only_moments)

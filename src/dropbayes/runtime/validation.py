@@ -66,7 +66,7 @@ def check_count(name: str, value: int, *, at_least: int = 1, at_most: int | None
         raise ValueError(f"`{name}` must be a whole number, {rule}; got {value!r}.")
 
 
-def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
+def check_choice(name: str, value: object, choices: Iterable[object]) -> None:
     """Raises unless `value` is one of the choices."""
     known = tuple(choices)
     if value not in known:
