@@ -29,7 +29,7 @@ def test_ignored_modules_are_names_in_order():
         ({"row_offset": -1}, ValueError, "`row_offset` must be zero or more; got -1"),
         ({"ignore_modules": [3]}, TypeError, "`ignore_modules` must hold names"),
         ({"tolerance": 0.0}, ValueError, "`tolerance` must be a positive number; got 0.0"),
-        ({"batch_invariant": "no"}, TypeError, "`batch_invariant` and `integrate_last_layer` must be True or False"),
+        ({"batch_invariant": "no"}, TypeError, "`batch_invariant` must be True, False or None; got 'no'"),
         ({"max_bytes": 0}, ValueError, "`max_bytes` must be a positive number of bytes; got 0"),
     ],
 )

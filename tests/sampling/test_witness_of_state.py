@@ -5,6 +5,7 @@ Each group is a cause; its members differ in clothes only.
 
 import functools
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -88,6 +89,60 @@ def test_a_functional_drop_probability_that_changes_between_calls_is_followed(st
     db.predict(net, rows())
     net.settings["p"] = end
     assert_right(net, rows())
+
+
+# What chooses a branch from outside the modules -----------------------------------------------------------------------
+
+
+LIE_APART, APART = [False], np.array([0])
+
+
+class Copies(nn.Module):
+    """A network of four copies of each row, which lie apart or beside each other as a flag says that is not its own."""
+
+    apart = False
+
+    def __init__(self, flag):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.d, self.o, self.flag = nn.Linear(6, 16), nn.Dropout(0.3), nn.Linear(16, 3), flag
+
+    def forward(self, x, *given):
+        h, apart = torch.tanh(self.a(x)), self.flag(self, *given)
+        h = self.d(h.repeat(4, 1) if apart else h.repeat_interleave(4, 0))
+        out = self.o(h).view(4, len(x), 3) if apart else self.o(h).view(len(x), 4, 3).transpose(0, 1)
+        return (out * torch.arange(1.0, 5.0)[:, None, None]).tanh().sum(0)
+
+
+FLAGS = {
+    "a global": (lambda m: LIE_APART[0], lambda m: LIE_APART.__setitem__(0, True)),
+    "an array": (lambda m: APART[0], lambda m: APART.__setitem__(0, 1)),
+    "a class": (lambda m: m.apart, lambda m: setattr(Copies, "apart", True)),
+    "a default": (lambda m, apart=LIE_APART: apart[0], lambda m: LIE_APART.__setitem__(0, True)),
+    "a weight": (lambda m: bool(m.a.bias[0] > 9), lambda m: m.a.bias.data[0].fill_(10.0)),
+}
+
+
+@pytest.mark.parametrize("masks", ["shared", "row"])
+@pytest.mark.parametrize("name", FLAGS)
+def test_a_branch_that_is_chosen_from_outside_the_modules_is_followed(name, masks, monkeypatch):
+    monkeypatch.setattr(Copies, "apart", False)
+    LIE_APART[0], APART[0] = False, 0
+    flag, change = FLAGS[name]
+    net, fresh = Copies(flag), Copies(flag)
+    db.draws(net, rows(4), n_draws=20, masks=masks)
+    change(net), change(fresh)
+    for _ in range(2):
+        ours, expected = (db.draws(one, rows(4), n_draws=20, masks=masks) for one in (net, fresh))
+        torch.testing.assert_close(ours, expected)
+
+
+@pytest.mark.parametrize("kind", [int, float, torch.tensor])
+def test_a_branch_that_an_argument_chooses_is_followed(kind):
+    net, fresh = Copies(lambda m, apart: apart > 0), Copies(lambda m, apart: apart > 0)
+    for apart in (0, 1, 0, 1):
+        ours = db.draws(net, (rows(4), kind(apart)), n_draws=20)
+        torch.testing.assert_close(ours, db.draws(fresh, (rows(4), kind(1)), n_draws=20)) if apart else None
 
 
 def test_an_argument_that_says_how_many_copies_of_a_row_there_are_is_followed():

@@ -74,6 +74,7 @@ class Inspection:
     strategies: dict[Any, Any] = dataclasses.field(default_factory=dict)  # by the inputs of the choice
     largest_block: int = 0  # the most rows and draws at once in which a row was seen to be as it is alone
     most_rows: int = 2**62  # that a pass takes, as far as is known
+    runs: set[int] = dataclasses.field(default_factory=set)  # hashes of the operations under which its strategy agreed
     seen: Tensor | None = None  # the least and the largest sizes of the rows that were compared with their batch
 
     def network(self) -> View:

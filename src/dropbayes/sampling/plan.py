@@ -28,9 +28,9 @@ from dropbayes.sampling.profile import Profile
 from dropbayes.sampling.sequences import sequence_lengths
 from dropbayes.sampling.settings import Sampling
 from dropbayes.sampling.source import MaskSpec, NetworkChanged, UnknownSite, UnsupportedStrategy
-from dropbayes.sampling.strategies import BY_BRANCH, DRAW_BY_DRAW, ONE_BY_ONE, Strategy, Work, evaluate
+from dropbayes.sampling.strategies import BY_BRANCH, DRAW_BY_DRAW, FOLDED, MAPPED, ONE_BY_ONE, Strategy, Work, evaluate
 from dropbayes.sampling.streaming import mean_over_draws
-from dropbayes.sampling.trials import agrees, chosen_strategy, learned_sites
+from dropbayes.sampling.trials import agrees, chosen_strategy, first_that_agrees, learned_sites
 from dropbayes.tracing import RowLayout
 from dropbayes.tracing.views import checked_network
 
@@ -229,6 +229,7 @@ class Plan:
         if not all(agrees(outputs, one, row, 0, nearly=True) for row, one in alone.items()):
             check_batch(self.net, inputs, self.inspection)
             raise UnsupportedStrategy("a network that does otherwise with many rows")
+        self._check_operations(self.inspection, work, inputs)
         for out, layout in zip(outputs, self.profile.outputs, strict=False):
             if layout is None and self.spec.per_row and not inputs.is_one_row and bool((out != out[:1, :1]).any()):
                 raise ValueError('`net` drops an output that has no rows, as masks="row" needs. Pass masks="shared".')
@@ -238,6 +239,14 @@ class Plan:
         if not self.spec.integrate:
             return Block(rows, draws, outputs)
         return Block(rows, draws, outputs[:-1], [mean_over_draws(outputs[-1])])
+
+    def _check_operations(self, known: Inspection, work: Work, inputs: Inputs) -> None:
+        """Tries the strategy once more on another branch than before, which a global or an argument may have chosen."""
+        if self.strategy in (FOLDED, MAPPED) and known.runs and work.runs - known.runs:
+            known.strategies.clear()
+            if first_that_agrees(known, inputs, self.spec, [self.strategy]) != self.strategy:
+                raise NetworkChanged("other operations, under which masks lie otherwise")
+        known.runs |= work.runs
 
     def _alone(self, work: Work, n_rows: int) -> dict[int, list[Tensor]]:
         """Rows of the first draw by the plain loop, to compare with the first block as large as this one.

@@ -66,9 +66,8 @@ class Sampling:
             raise ValueError(f"`row_offset` must be zero or more; got {self.row_offset}.")
         if not all(isinstance(name, str) and name for name in self.ignored):
             raise TypeError(f"`ignore_modules` must hold names of modules or classes; got {self.ignore_modules!r}.")
-        if self.batch_invariant not in (None, True, False) or self.integrate_last_layer not in (True, False):
-            told = f"{self.batch_invariant!r} and {self.integrate_last_layer!r}"
-            raise TypeError(f"`batch_invariant` and `integrate_last_layer` must be True or False; got {told}.")
+        if self.batch_invariant not in (None, True, False):
+            raise TypeError(f"`batch_invariant` must be True, False or None; got {self.batch_invariant!r}.")
         if not (math.isfinite(self.tolerance) and self.tolerance > 0):
             raise ValueError(f"`tolerance` must be a positive number; got {self.tolerance!r}. Try tolerance=0.05.")
         if self.max_draws < 64:

@@ -8,7 +8,7 @@ a time, is the law: the other strategies must give what it gives.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -56,6 +56,7 @@ class Work:
     learned: dict[str, Site] | None = None  # where sites that were not met before are noted; None if there are none
     pairs: int = 8  # of a draw and a row, in one pass, where they may take different branches
     parted: set[int] | None = None  # where draws are noted in which rows read different values
+    runs: set[int] = field(default_factory=set)  # where the operations of each pass are noted, as a hash
 
 
 def evaluate(strategy: Strategy, spec: MaskSpec, work: Work) -> list[Tensor]:
@@ -96,7 +97,7 @@ def _one_row(work: Work, index: int) -> Work:
 def _run(source: KeyedSource, work: Work, leaves: list[PyTree]) -> list[Tensor]:
     view, profile = work.network(), source.spec.profile
     source.follow(view.paths)
-    with Interception(source):
+    with Interception(source) as mode:
         tensors, structure = split(eagerly(work.inputs.call)(view.net, leaves))
     if profile.draws_branch and structure.leaves != profile.structure.leaves:
         raise ValueError(
@@ -104,6 +105,7 @@ def _run(source: KeyedSource, work: Work, leaves: list[PyTree]) -> list[Tensor]:
             "the tensor it was read from."
         )
     outputs = source.finish(tensors)
+    work.runs.add(hash(tuple(mode.operations)))
     # A network that differentiates itself would keep the graph of every draw.
     return outputs if torch.is_grad_enabled() else [output.detach() for output in outputs]
 

@@ -57,7 +57,7 @@ def chosen_strategy(inspection: Inspection, inputs: Inputs, spec: MaskSpec) -> S
     key = (spec.per_row, shares_prefix, spec.positions is None, autocast_dtype(inputs.device))
     if key not in inspection.strategies:
         candidates = _candidates(profile, spec.per_row, shares_prefix, inputs.is_one_row)
-        inspection.strategies[key] = _first_that_agrees(inspection, inputs, spec, candidates)
+        inspection.strategies[key] = first_that_agrees(inspection, inputs, spec, candidates)
     return cast(Strategy, inspection.strategies[key])
 
 
@@ -90,7 +90,7 @@ def _candidates(profile: Profile, per_row: bool, shares_prefix: bool, is_one_row
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def _first_that_agrees(inspection: Inspection, inputs: Inputs, spec: MaskSpec, candidates: list[Strategy]) -> Strategy:
+def first_that_agrees(inspection: Inspection, inputs: Inputs, spec: MaskSpec, candidates: list[Strategy]) -> Strategy:
     """The first candidate that gives a row under a draw, among others, what the plain loop gives it."""
     rows = inputs.different_rows()
     if not rows.is_one_row:

@@ -24,11 +24,13 @@ class Interception(RandomMode):
     def __init__(self, source: Source) -> None:
         super().__init__(source)
         self._after = None if type(source).after is Source.after else source.after
+        self.operations: list[Any] = []  # in their order: another branch shows here
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Arguments = (), kwargs: NamedArguments | None = None
     ) -> PyTree:
         kwargs = kwargs or {}
+        self.operations.append(func)
         handler = HANDLERS.get(func)
         result = func(*args, **kwargs) if handler is None else handler(self, func, *args, **kwargs)
         if self._after is not None:
