@@ -43,8 +43,8 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
 
     Args:
         hidden: The widths of the hidden layers; "auto" leaves them to the effort.
-        effort: "quick" for a first look, "standard", or "best" for some forty times its work: how many candidates are
-            tried, how long they are trained, how many networks are kept.
+        effort: "quick" for a first look, "standard", or "best" for a search of minutes: how many candidates are tried,
+            how long they are trained, how many networks are kept.
         drop_prob: The probability of dropping a unit before each weight layer: a number, a tuple with one per layer,
             a list of these to try, or "search".
         weight_decay: λ, relative to half the mean squared error of standardised targets: a number, a list to try, or
