@@ -5,7 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from sklearn.ensemble import ExtraTreesClassifier, HistGradientBoostingClassifier, RandomForestRegressor
+from sklearn.ensemble import (
+    ExtraTreesClassifier,
+    HistGradientBoostingClassifier,
+    HistGradientBoostingRegressor,
+    RandomForestRegressor,
+)
 
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor, regressor, trees
 from dropbayes.estimators.recalibration import class_log_probabilities, pool_weights
@@ -145,6 +150,41 @@ def test_held_out_rows_choose_a_share_of_trees_that_know_more_and_none_of_others
     left, right = torch.where(known == 1, good, poor), torch.where(known == 1, poor, good)
     assert trees.tree_share(left, right, y, known[:, 0]) == 0
     assert trees.tree_share(left, right, y, 1 - known[:, 0]) == 0.5
+
+
+def test_boosted_trees_are_the_mean_of_scikit_learns_without_each_part():
+    x, y = jumps(200)
+    x, part = trees._rounded(x), np.arange(200) % 2
+    grown, held_out = trees.grow_boosted((x, y, np.ones(200), part), range(2), seed=5)
+    settings = {"max_leaf_nodes": 16, "min_samples_leaf": 10, "l2_regularization": 1.0, "early_stopping": False}
+    models = [HistGradientBoostingRegressor(**settings).fit(x[part != out], y[part != out]) for out in range(2)]
+    predicted = np.stack([model.predict(x) for model in models])
+    np.testing.assert_allclose(grown.total(x)[:, 0], predicted.mean(0), atol=1e-5)
+    np.testing.assert_allclose(held_out[:, 0], predicted[part, np.arange(200)], atol=1e-5)
+
+
+def test_held_out_rows_prefer_boosted_trees_that_halve_the_error_and_no_others():
+    y, weight = torch.randn(200, 1, generator=torch.Generator().manual_seed(0)).double(), torch.ones(200).double()
+    draws, share = (y + 0.5).expand(4, -1, -1), torch.tensor(100.0)
+    assert trees.prefers_boosted(draws, y - 0.5, y, weight)  # either is wrong by a half, their mean by nothing
+    assert not trees.prefers_boosted(draws, y + 0.5, y, weight)
+    assert not trees.prefers_boosted(draws, y + 0.5 - 1 / share, y, weight)  # their mean: a hundredth, less rounding
+    assert trees.prefers_boosted(draws, y + 0.5 - 1.1 / share, y, weight)
+    first = (torch.arange(200) < 100).double()
+    better_first = torch.where(first[:, None] == 1, y - 0.5, y + 5)
+    assert trees.prefers_boosted(draws, better_first, y, first)
+    assert not trees.prefers_boosted(draws, better_first, y, 1 - first)
+
+
+def test_boosted_trees_are_half_of_every_draw(among_trees):
+    x, _ = jumps(20, seed=2)
+    assert float(among_trees.boosted_.weight) == 0.5
+    without = among_trees.with_draws()
+    without.boosted_ = None
+    y_mean, y_scale = among_trees._target_moments
+    boosted = among_trees.boosted_.total(x)[:, 0] * y_scale + y_mean
+    ours, theirs = among_trees.predictive(x), without.predictive(x)
+    torch.testing.assert_close(ours.location, (theirs.location + boosted) / 2)
 
 
 def test_trees_among_the_draws_are_better_where_outcomes_jump(among_trees, tmp_path):

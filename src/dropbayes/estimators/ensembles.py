@@ -240,6 +240,7 @@ class RegressionEnsemble(Ensemble):
         "process_": ("process", Process),
         "atoms_": ("atoms", Atoms),
         "forest_": ("forest", Trees),
+        "boosted_": ("boosted", Trees),
     }
     noise: str
     noise_: StudentNoise | None
@@ -249,6 +250,7 @@ class RegressionEnsemble(Ensemble):
     process_: Process | None = None
     atoms_: Atoms | None = None
     forest_: Trees | None = None
+    boosted_: Trees | None = None
     one_column_: bool
 
     def _head(self) -> str:
@@ -300,6 +302,8 @@ class RegressionEnsemble(Ensemble):
             n_draws = self._n_drawn if len(outputs) == 1 else len(outputs)
             functions = outputs.expand(n_draws, -1, -1, -1).double().flatten(0, 1)
             outputs = among(functions, self.forest_.draws(x), float(self.forest_.weight))[:, None]
+        if self.boosted_ is not None:
+            outputs = torch.lerp(outputs, self.boosted_.total(x).to(outputs), float(self.boosted_.weight))
         if self.bounds_ is not None:
             values, rest = outputs.split([n_outputs, outputs.shape[-1] - n_outputs], -1)
             shift = self.bounds_.shift(draw_mean(values.double().flatten(0, 1)))
@@ -405,9 +409,9 @@ class RegressionEnsemble(Ensemble):
     def _set_class_state(self, settings: dict[str, Any]) -> None:
         self.one_column_ = settings["one_column"]
         self.transform_ = TargetTransform(**settings["transform"])
-        if self.forest_ is not None:
-            self._check_trees(self.forest_, 1)
-            if not 0 < float(self.forest_.weight) < 1:
+        for trees in filter(None, (self.forest_, self.boosted_)):
+            self._check_trees(trees, 1)
+            if not 0 < float(trees.weight) < 1:
                 raise ValueError("the share of trees among the draws must lie between 0 and 1")
 
 

@@ -21,7 +21,7 @@ from dropbayes.estimators.parameters import FOLDS
 from dropbayes.estimators.process import MAX_ROWS, Offset, fit_process, offset_draws
 from dropbayes.estimators.rows import row_weights
 from dropbayes.estimators.transforms import candidate_transforms
-from dropbayes.estimators.trees import GREEDY_SHARE, among, grow_forest, tree_share
+from dropbayes.estimators.trees import GREEDY_SHARE, among, grow_boosted, grow_forest, prefers_boosted, tree_share
 from dropbayes.population import EnsembleChoice, Population, Task, draws
 from dropbayes.population.standardisation import moments
 from dropbayes.runtime.devices import cpu_threads, on_cpu
@@ -85,6 +85,8 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
             held-out rows prefer networks alone.
         forest_: Trees whose predictions are a share of the draws (`dropbayes.estimators.trees`); None where held-out
             rows prefer networks alone.
+        boosted_: Boosted trees that are half of every draw (`dropbayes.estimators.trees`); None where held-out rows do
+            not prefer them.
         atoms_: Values that the targets repeat, which predictions then take (`dropbayes.estimators.atoms`), if any.
         noise_: The fitted noise model of `noise="student"`, in standardised units; None for the other kinds.
         search_scores_: The held-out log-likelihood of each candidate, with Gaussian noise, in the units of y.
@@ -129,7 +131,8 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
             fits = []
             for transform in [self.transform_] if warm else candidate_transforms(self.target_transform, y):
                 if not warm:
-                    self.noise_ = self.extrapolation_ = self.bounds_ = self.atoms_ = self.forest_ = None
+                    self.noise_ = self.extrapolation_ = self.bounds_ = self.atoms_ = None
+                    self.forest_ = self.boosted_ = None
                     self.__dict__.pop("population_", None)  # of another scale
                 self.transform_ = transform
                 self._learn(x, self._transform(y), weight, groups, times)
@@ -198,7 +201,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
             self.atoms_ = fit_atoms(mixture, outcome[rows], weight[rows])
 
     def _with_trees(self, choice: EnsembleChoice, draws: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        """The held-out draws, of which trees take the place of a share where that is better; sets `forest_`."""
+        """The held-out draws, with trees among them and as half of each where that is better; sets both trees."""
         x, targets, weights, part = self._rows_and_parts(choice)
         rows, n_folds = (x, self._standard_targets(targets)[:, 0].numpy(), weights, part), len(choice.held_out)
         forest, predicted = grow_forest(rows, range(n_folds), self._n_trees, self.seed_)
@@ -219,7 +222,17 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         self.forest_ = replace(forest, weight=torch.tensor(share).double())
         n_members = len(choice.members)
         n_kept = n_members * max(1, round(len(draws) / n_members * (1 - share)))  # the time does not grow
-        return among(draws[:n_kept], trees, share)
+        draws = among(draws[:n_kept], trees, share)
+        return draws if greedy else self._with_boosted(rows, draws, y, weight, n_folds)
+
+    def _with_boosted(self, rows: Any, draws: Tensor, y: Tensor, weight: Tensor, n_folds: int) -> Tensor:
+        boosted, predicted = grow_boosted(rows, range(n_folds), self.seed_)
+        if not prefers_boosted(draws, predicted[: len(y)], y, weight):
+            return draws
+        if n_folds == 1:  # chosen by the trees without one part: a mean over all parts knows all rows
+            boosted, _ = grow_boosted(rows, range(FOLDS), self.seed_)
+        self.boosted_ = replace(boosted, weight=torch.tensor(0.5).double())
+        return torch.lerp(draws, predicted[: len(y)], 0.5)
 
     def _standard_targets(self, y: np.ndarray | Tensor) -> Tensor:
         y_mean, y_scale = self._target_moments
