@@ -202,3 +202,18 @@ def test_options_of_the_one_way_are_refused_in_the_other(models):
     assert keeping.code == 2 and "has no --keep" in keeping.err
     alone = run("predict", models / "numbers", "rows.parquet", "-o", "out.csv", "--workers", "2")
     assert alone.code == 2 and "name one with --engine" in alone.err
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--max-draws", 100], "'--max-draws': is for --n-draws auto"),
+        (["--max-draws", 100, "--n-draws", 50], "'--max-draws': is for --n-draws auto"),
+        (["--method", "linear", "--n-draws", 50], "'--method': linear makes no draws"),
+        (["--method", "linear", "--seed", 0], "'--method': linear makes no draws"),
+        (["--method", "moments", "--n-draws", "auto", "--max-draws", 100], "'--method': moments makes no draws"),
+    ],
+)
+def test_a_setting_of_draws_that_would_change_nothing_is_refused(models, given, message):
+    result = run("predict", models / "numbers", models / "new.csv", "-o", "-", *given)
+    assert result.code == 2 and message in result.err and result.out == b""

@@ -35,7 +35,9 @@ def predict(
             metavar="N",
         ),
     ] = None,
-    max_draws: Annotated[int, options.count(help="The most draws per network with --n-draws auto.", min=64)] = 10_000,
+    max_draws: Annotated[
+        int | None, options.count(help="The most draws per network with --n-draws auto; 10,000 by default.", min=64)
+    ] = None,
     seed: options.Seed = None,
     method: options.Method = "sampling",
     keep: Annotated[
@@ -66,12 +68,16 @@ def predict(
 
     Adds for both: outside, the columns whose value lies beyond those of the training rows.
     """
-    if engine is not None and (keep != "all" or block_rows or delimiter or encoding):
-        raise typer.BadParameter("has no --keep, --block-rows, --delimiter or --encoding", param_hint="'--engine'")
-    if engine is not None and output == "-":
-        raise typer.BadParameter("must name a folder with --engine, which writes parts; got '-'", param_hint="'-o'")
-    if engine is None and (workers or address):
-        raise typer.BadParameter("are those of an engine; name one with --engine", param_hint="'--workers, --address'")
+    of_files, of_draws = keep != "all" or block_rows or delimiter or encoding, n_draws or seed is not None
+    for option, is_wrong, rule in (
+        ("--engine", engine and of_files, "has no --keep, --block-rows, --delimiter or --encoding"),
+        ("-o", engine and output == "-", "must name a folder with --engine, which writes parts; got '-'"),
+        ("--workers, --address", (workers or address) and not engine, "are those of an engine; name one with --engine"),
+        ("--method", method != "sampling" and of_draws, f"{method} makes no draws; leave out --n-draws and --seed"),
+        ("--max-draws", max_draws and n_draws != "auto", "is for --n-draws auto; give both, or neither"),
+    ):
+        if is_wrong:
+            raise typer.BadParameter(rule, param_hint=f"'{option}'")
     draws = _draws(n_draws)
     from dropbayes.app.cli.rows import windows, with_numbers
     from dropbayes.app.tables import is_parquet, open_table, write_tables
@@ -81,8 +87,9 @@ def predict(
         options.check_one_output(output, as_json)
         as_parquet = is_parquet(output)  # a wrong name is refused before a model is read
     fitted = app.load(model)
+    limit = max_draws or 10_000
     predictor = app.Predictor(
-        fitted, n_draws=draws, seed=seed, coverage=coverage, allow_new=allow_new, method=method, max_draws=max_draws
+        fitted, n_draws=draws, seed=seed, coverage=coverage, allow_new=allow_new, method=method, max_draws=limit
     )
     if engine is not None:
         from dropbayes.app.distributed import predict_parquet
