@@ -13,7 +13,7 @@ import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
-from dropbayes.app.cli.explaining import versions
+from dropbayes.app.cli.explaining import provenance, versions
 from dropbayes.app.cli.messages import escaped, table
 from dropbayes.app.models.model import Model
 from dropbayes.app.report import report
@@ -69,9 +69,8 @@ def run(folder: pathlib.Path, terminal: Console) -> None:
         model.save(folder / "model")
         predictions = model.predict(case.columns)
     terminal.print(_table(case, predictions))
-    moments = {name: values for name, values in predictions.items() if name != "outside"}
     columns = {name: pa.array(values, from_pandas=True) for name, values in every.items()}
-    written = pa.table({**columns, **moments, "part": case.parts.tolist()})
+    written = pa.table({**columns, **predictions, "part": case.parts.tolist()}).drop_columns("outside")
     write_tables(folder / f"{case.name}.csv", [written])
     with terminal.status("Writing the report ..."), cpu_threads(1):
         files.write_text(folder / "report.html", _page(model, case))
@@ -163,14 +162,7 @@ def _page(model: Model, case: Case) -> str:
     (x, truth), trained_on, (unknown, _) = (case.rows(part) for part in ("held out", "trained on", "unknown"))
     names, columns = list(case.columns), dict(zip(case.columns, x.T.tolist(), strict=True))
     ahead = f"; {len(unknown)} more predicted whose truth is not on record" if len(unknown) else ""
-    provenance = {
-        "Data": case.source,
-        "Rows": f"{len(trained_on[0])} trained on, {len(x)} held out{ahead}",
-        "Features": ", ".join(names),
-        "Settings": ", ".join(f"{name}={value}" for name, value in SETTINGS.items()),
-        "Versions": ", ".join(f"{name} {version}" for name, version in model.origin["versions"].items()),
-        "To repeat": "dropbayes demo",
-    }
+    data = f"{case.source}: {len(trained_on[0])} rows trained on, {len(x)} held out{ahead}"
     return report(
         model.estimator,
         x,
@@ -182,5 +174,5 @@ def _page(model: Model, case: Case) -> str:
         band_feature=names.index(case.along) if case.along else None,
         training=trained_on,
         unknown=unknown if len(unknown) else None,
-        provenance=provenance,
+        provenance=provenance(model, data, "dropbayes demo"),
     )
