@@ -108,6 +108,23 @@ def test_networks_under_ddp_are_drawn_from(tmp_path):
         torch.distributed.destroy_process_group()
 
 
+@pytest.mark.filterwarnings("ignore:.*nested tensors")
+def test_layers_that_torch_fuses_in_evaluation_are_drawn_from_as_they_are_in_training():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3, batch_first=True)
+    net = nn.TransformerEncoder(layer, 1).eval()
+    x, padded = torch.randn(2, 4, 8), torch.tensor([[False] * 4, [False, False, True, True]])
+    arguments = {"src": x, "src_key_padding_mask": padded}
+    with torch.no_grad():
+        assert (net(**arguments)[1, 2:] == 0).all()  # fused
+    with pytest.warns(UserWarning, match="torch fuses the transformer layers"):
+        ours = db.predict(net, arguments, n_draws=1000, sampling=db.Sampling(sampler="independent"))
+    net.train()  # nothing in it depends on the mode but dropout
+    with torch.no_grad():
+        loop = torch.stack([net(**arguments) for _ in range(1000)])
+    error = (2 * loop.var(0) / 1000).sqrt()
+    assert ((ours.mean - loop.mean(0)).abs() < 5 * error).all() and (ours.mean[1, 2:] != 0).all()
+
+
 def test_hooks_of_the_user_run_during_a_prediction():
     net = nn.Sequential(nn.Linear(2, 4), nn.Dropout(0.5), nn.Linear(4, 1))
     net[0].register_forward_hook(lambda m, args, out: out + 1)
