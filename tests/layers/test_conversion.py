@@ -341,8 +341,7 @@ def test_attention_is_unchanged_in_evaluation_and_drops_all_four_projections(bat
     for need_weights in (True, False):
         expected, weights = attention(query, key, key, need_weights=need_weights)
         got, got_weights = bayesian(query, key, key, need_weights=need_weights)
-        torch.testing.assert_close(got, expected)
-        assert (weights is None) == (got_weights is None)
+        torch.testing.assert_close((got, got_weights), (expected, weights), rtol=0, atol=0)
     assert dropout_calls(bayesian, query, key, key) == [0.3] * 4
     coefficients = kl_coefficients(bayesian, prior=Prior(bias_length_scale=0.5))
     assert coefficients["out_proj.weight"] == pytest.approx(1 / 0.7)

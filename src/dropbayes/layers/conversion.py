@@ -10,7 +10,9 @@ import functools
 import itertools
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from copy import copy as shallow_copy
 from copy import deepcopy
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -45,51 +47,18 @@ class DroppedAttention(nn.MultiheadAttention):
     def parameter_keep_probs(self) -> dict[str, float]:
         return {name: 1.0 if structure.is_bias(name) else self.keep_prob for name, _ in self.named_parameters()}
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None = None,
-        need_weights: bool = True,
-        attn_mask: Tensor | None = None,
-        average_attn_weights: bool = True,
-        is_causal: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any) -> PyTree:
         """As `nn.MultiheadAttention`, with a mask each for query, key, value and the output projection."""
-        q, k, v = (self._drop(x, 0 if self.batch_first else 1) for x in (query, key, value))
-        swap = self.batch_first and query.dim() == 3
-        if swap:
-            q, k, v = (x.transpose(0, 1) for x in (q, k, v))
-        # torch's function ends with the output projection: given the identity instead, it stops exactly before it.
-        identity = torch.eye(self.embed_dim, dtype=q.dtype, device=q.device)
-        heads, weights = F.multi_head_attention_forward(
-            q,
-            k,
-            v,
-            self.embed_dim,
-            self.num_heads,
-            self.in_proj_weight,
-            self.in_proj_bias,
-            self.bias_k,
-            self.bias_v,
-            self.add_zero_attn,
-            self.dropout,
-            identity,
-            None,
-            training=self.training,
-            key_padding_mask=key_padding_mask,
-            need_weights=need_weights,
-            attn_mask=attn_mask,
-            use_separate_proj_weight=not self._qkv_same_embed_dim,
-            q_proj_weight=self.q_proj_weight,
-            k_proj_weight=self.k_proj_weight,
-            v_proj_weight=self.v_proj_weight,
-            average_attn_weights=average_attn_weights,
-            is_causal=is_causal,
-        )
-        heads = self._drop(heads, 1)
-        return self.out_proj(heads.transpose(0, 1) if swap else heads), weights
+        if not recurrent.is_random(self, query):
+            return super().forward(query, key, value, *args, **options)
+        row_axis = 0 if self.batch_first else 1
+        query, key, value = (self._drop(x, row_axis) for x in (query, key, value))
+        # Torch's function ends with the output projection: given the identity instead, it stops exactly before it.
+        unprojected = shallow_copy(self)
+        identity = torch.eye(self.embed_dim, dtype=query.dtype, device=query.device)
+        vars(unprojected)["out_proj"] = SimpleNamespace(weight=identity, bias=None)
+        heads, weights = nn.MultiheadAttention.forward(unprojected, query, key, value, *args, **options)
+        return self.out_proj(self._drop(heads, row_axis)), weights
 
     def _drop(self, x: Tensor, row_axis: int) -> Tensor:
         if self.units == "element":

@@ -53,7 +53,7 @@ def _mask(layer: nn.Module, key: str, ones: Tensor, drop_prob: float) -> Tensor:
     return masks[full_key]
 
 
-def _is_random(layer: nn.Module, x: PyTree) -> bool:
+def is_random(layer: nn.Module, x: PyTree) -> bool:
     """Whether masks are needed: in training or when operations are intercepted. Otherwise torch's kernel runs."""
     return layer.training or has_torch_function((x,))
 
@@ -129,7 +129,7 @@ class _Recurrence(_Dropped, nn.RNNBase):
     """The base of the layers: masks, stacked layers, directions; the parameters are those of the torch namesake."""
 
     def forward(self, input: Any, hx: Any = None) -> PyTree:
-        if not _is_random(self, self.weight_ih_l0):
+        if not is_random(self, self.weight_ih_l0):
             return super().forward(input, hx)
         if not isinstance(input, (Tensor, PackedSequence)):
             raise TypeError(f"`input` must be a tensor or a PackedSequence; got {type(input).__name__}.")
@@ -228,7 +228,7 @@ class _Cell(_Dropped, nn.RNNCellBase):
     """The common base of the cells, which compute one step; every call draws new masks, except under `share_masks`."""
 
     def forward(self, input: Tensor, hx: Any = None) -> Any:
-        if not _is_random(self, input):
+        if not is_random(self, input):
             return super().forward(input, hx)
         alone = self.n_states == 1  # torch then takes and returns the state itself, not a tuple
         zeros = input.new_zeros(*input.shape[:-1], self.hidden_size)
