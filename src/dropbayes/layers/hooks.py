@@ -88,7 +88,7 @@ class WeightDropout(AttachedDropout):
 
     matrices: Matrices
 
-    def begin(self, module: nn.Module, args: Any) -> None:
+    def begin(self, module: nn.Module, args: Arguments) -> None:
         for owner, name, shape in list(self.matrices(module)):
             weight = owner._parameters[name]
             assert weight is not None
@@ -98,7 +98,7 @@ class WeightDropout(AttachedDropout):
             owner.__dict__.setdefault(_ORIGINALS, {})[name] = weight
             owner._parameters[name] = weight * mask  # type: ignore[assignment]
 
-    def end(self, module: nn.Module, args: Any, output: PyTree) -> None:
+    def end(self, module: nn.Module, args: Arguments, output: PyTree) -> None:
         for owner, _, _ in list(self.matrices(module)):
             owner._parameters.update(owner.__dict__.pop(_ORIGINALS, {}))
 
