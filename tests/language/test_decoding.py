@@ -7,8 +7,7 @@ import pytest
 import torch
 
 import dropbayes as db
-from dropbayes.language.decoding import DrawnModel
-from dropbayes.language.folding import FoldedDraws
+from dropbayes.language.folding import DrawnModel, FoldedDraws
 from dropbayes.sampling.masks import Keys
 from tests.sampling.sequence_models import VOCABULARY, sequence_model
 

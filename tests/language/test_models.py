@@ -5,7 +5,8 @@ import torch
 import transformers
 from torch import nn
 
-from dropbayes.language.decoding import checked_language_model, checked_options, generating_module
+from dropbayes.language.folding import generating_module
+from dropbayes.language.scoring import checked_language_model, checked_options
 from tests.sampling.sequence_models import sequence_model
 
 

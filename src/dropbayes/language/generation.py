@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
-from dropbayes.language.decoding import DrawnModel, checked_language_model, checked_options, checked_padding
-from dropbayes.language.scoring import Text, Texts, decoded, named_inputs, score_answers
+from dropbayes.language.folding import DrawnModel
+from dropbayes.language.scoring import Text, Texts, checked_texts, decoded, score_answers
 from dropbayes.language.uncertainty import TextUncertainty, TokenUncertainty, text_frame, text_table
 from dropbayes.runtime.formatting import Printed, Table
-from dropbayes.sampling import Sampling, check_sampling, derived_seed
+from dropbayes.sampling import Sampling, derived_seed
 
 if TYPE_CHECKING:
     import pandas
@@ -99,20 +99,21 @@ def generate(
     Returns:
         A `Generation` under the mean; `DrawnTexts` under each draw.
     """
-    model = checked_language_model(model)
-    check_sampling(sampling)
-    keys = sampling.keys(n_draws, seed)
-    config = checked_options(model, options)
+    work = checked_texts("inputs", inputs, model, tokenizer, n_draws, seed, sampling, options)
+    config = work.config
     if on_token is not None and (config.num_beams or 1) > 1:
         raise ValueError("`on_token` needs tokens one at a time; a beam search has its texts at the end only.")
     if on_token is not None and per_draw:
         raise ValueError("`on_token` goes with per_draw=False; texts of single draws end at different lengths.")
-    work = Texts(model, keys, sampling, named_inputs(inputs, tokenizer, model), config, options)
-    checked_padding(config, work.n_rows, None if work.has_encoder else work.given.get("attention_mask"))
+    if work.n_rows > 1 and config.eos_token_id is not None and config.pad_token_id is None:
+        raise ValueError(
+            "`pad_token_id` must be known for several texts, which end at different lengths; the model has none. Pass "
+            "pad_token_id=tokenizer.pad_token_id (or eos_token_id)."
+        )
     at_once = work.at_once(draws_at_once)
-    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
+    devices = sorted({p.device.index or 0 for p in work.model.parameters() if p.device.type == "cuda"})
     with torch.no_grad(), torch.random.fork_rng(devices=devices):
-        torch.manual_seed(derived_seed(keys, 0, 0) % 2**63)  # transformers samples from torch's generators
+        torch.manual_seed(derived_seed(work.keys, 0, 0) % 2**63)  # transformers samples from torch's generators
         result: Any = _under_each_draw(work, at_once) if per_draw else _under_the_mean(work, at_once, on_token)
     return replace(result, texts=decoded(tokenizer, result.tokens, result.mask))
 

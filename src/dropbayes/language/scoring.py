@@ -1,7 +1,8 @@
-"""Scores of given texts under many draws, and the inputs that generation and scoring share."""
+"""Scores of given texts under many draws, and what generation shares with them: the models, the options, the inputs."""
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
-from dropbayes.language.decoding import checked_language_model, checked_options, generating_module
-from dropbayes.language.folding import FoldedDraws
+from dropbayes.language.folding import FoldedDraws, generating_module
 from dropbayes.language.uncertainty import TextUncertainty, TokenUncertainty
 from dropbayes.runtime.validation import check_count
 from dropbayes.sampling import Keys, Sampling, check_sampling
@@ -21,6 +21,13 @@ Text = str | Sequence[str] | Tensor | Mapping[str, Tensor]
 """Texts with a tokenizer, token ids `[row, token]`, or the output of the tokenizer."""
 
 _TEXTS = ("input_ids", "attention_mask")
+_MODES = ("greedy_search", "sample", "beam_search", "beam_sample")
+_OURS = {
+    "past_key_values": "each draw makes its own cache",
+    "return_dict_in_generate": "the result already describes each token",
+    "custom_generate": "the decoding is transformers' own",
+    "streamer": "pass on_token= instead, which also gets the uncertainty of each token",
+}
 
 
 def score(
@@ -41,26 +48,20 @@ def score(
     says which of these are part of an answer, by default all but the model's padding token. The prompts are as the
     inputs of `generate`, for an encoder-decoder model the encoder's input; the other arguments are those of `generate`.
     """
-    model = checked_language_model(model)
-    check_sampling(sampling)
-    keys = sampling.keys(n_draws, seed)
-    given = named_inputs(prompt, tokenizer, model)
+    work = checked_texts("prompt", prompt, model, tokenizer, n_draws, seed, sampling, {})
     if not isinstance(answer, Tensor):
-        encoded = tokenized("answer", answer, tokenizer, model, side="right", add_special_tokens=False)
+        encoded = tokenized("answer", answer, tokenizer, work.model, side="right", add_special_tokens=False)
         answer, answer_mask = encoded["input_ids"], encoded["attention_mask"]
     if answer.dim() != 2 or 0 in answer.shape or answer.is_floating_point():
         raise TypeError(f"`answer` must be token ids [row, token]; got {answer.shape!r}.")
-    n_rows = given["input_ids"].shape[0]
-    if len(answer) != n_rows:
-        raise ValueError(f"`answer` must have a row for each of the {n_rows} prompts; got {len(answer)}.")
+    if len(answer) != work.n_rows:
+        raise ValueError(f"`answer` must have a row for each of the {work.n_rows} prompts; got {len(answer)}.")
     shape = tuple(answer.shape)
     if answer_mask is not None and answer_mask.shape != shape:
         raise ValueError(f"`answer_mask` must have the shape of `answer`, {shape}; got {answer_mask.shape}.")
-    config = checked_options(model, {})
     if answer_mask is None:
-        pad = config.pad_token_id
+        pad = work.config.pad_token_id
         answer_mask = torch.ones_like(answer) if pad is None else answer != int(pad)
-    work = Texts(model, keys, sampling, given, config, {})
     with torch.no_grad():
         result = score_answers(work, answer, answer_mask.bool(), work.at_once(draws_at_once))
     return replace(result, texts=decoded(tokenizer, result.tokens, result.mask))
@@ -125,6 +126,23 @@ class Texts:
         return {**self.given, "encoder_outputs": BaseModelOutput(last_hidden_state=torch.cat(states))}
 
 
+def checked_texts(
+    argument: str, inputs: Text, model: Any, tokenizer: Any, n_draws: int, seed: int, sampling: Sampling, options: Any
+) -> Texts:
+    """The texts that an argument of `generate` or `score` gives, with the other arguments that both have."""
+    model = checked_language_model(model)
+    check_sampling(sampling)
+    keys, config = sampling.keys(n_draws, seed), checked_options(model, options)
+    work = Texts(model, keys, sampling, named_inputs(argument, inputs, tokenizer, model), config, options)
+    mask = work.given.get("attention_mask")
+    if mask is not None and not work.has_encoder and bool((mask[:, -1] == 0).any()):
+        raise ValueError(
+            f"`{argument}` must be padded on the left: a text that goes on after padding is not the text. Tokenize "
+            'with padding_side="left".'
+        )
+    return work
+
+
 def score_answers(
     work: Texts, answer: Tensor, mask: Tensor, at_once: int, draws: range | None = None
 ) -> TextUncertainty:
@@ -159,8 +177,6 @@ def _whole_text(work: Texts, given: dict[str, Tensor], answer: Tensor, mask: Ten
         raise ValueError(f"a text is scored by `input_ids` and `attention_mask` alone; got {sorted(others)} as well.")
     accepted = inspect.signature(generating_module(work.model).forward).parameters
     prompt_mask = given.get("attention_mask", torch.ones_like(given["input_ids"]))
-    if bool((prompt_mask[:, -1] == 0).any()):
-        raise ValueError('`prompt` must be padded on the left: its answer follows. Tokenize with padding_side="left".')
     whole_mask = torch.cat([prompt_mask, mask.to(prompt_mask.dtype)], 1)
     arguments: dict[str, Any] = {"input_ids": torch.cat([given["input_ids"], answer], 1), "use_cache": False}
     if "attention_mask" in accepted:
@@ -194,21 +210,63 @@ def decoded(tokenizer: Any, tokens: Tensor, mask: Tensor) -> list[Any] | None:
     return [tokenizer.decode(row[kept], skip_special_tokens=True) for row, kept in zip(tokens, mask, strict=True)]
 
 
-def named_inputs(inputs: PyTree, tokenizer: Any, model: nn.Module) -> dict[str, Tensor]:
+def named_inputs(argument: str, inputs: PyTree, tokenizer: Any, model: nn.Module) -> dict[str, Tensor]:
     """The inputs by name: token ids and the other outputs of the tokenizer."""
     match inputs:
         case str() | list() | tuple():
-            return tokenized("inputs", inputs, tokenizer, model, side="left")
+            return tokenized(argument, inputs, tokenizer, model, side="left")
         case Tensor():
             named = {"input_ids": inputs}
         case {"input_ids": Tensor()}:
             named = inputs
         case _:
             raise TypeError(
-                f"`inputs` must be texts, token ids [row, token], or a dict with `input_ids`; got "
+                f"`{argument}` must be texts, token ids [row, token], or a dict with `input_ids`; got "
                 f'{type(inputs).__name__}. Tokenize with return_tensors="pt".'
             )
     ids, rule = named["input_ids"], "must be whole numbers [row, token], at least one of each"
     if ids.dim() != 2 or 0 in ids.shape or ids.is_floating_point():
         raise ValueError(f"`input_ids` {rule}; got shape {tuple(ids.shape)}.")
     return {name: value for name, value in named.items() if torch.is_tensor(value)}
+
+
+def checked_language_model(model: Any) -> nn.Module:
+    """`model`, if it is a language model of transformers that can be drawn from; otherwise raises with the reason."""
+    if not isinstance(model, nn.Module) or not hasattr(type(generating_module(model)), "can_generate"):
+        raise TypeError(f"`model` must be a language model of transformers; got {type(model).__name__}.")
+    if any("_orig_mod" in module._modules or module._compiled_call_impl is not None for module in model.modules()):
+        raise ValueError(
+            "`model` must not be compiled: compiled code hides its dropout. Pass the model that was compiled."
+        )
+    homes = {type(module).__module__ for module in model.modules()}
+    quantised = ("torch.ao.nn.quantized", "bitsandbytes", "hqq", "optimum.quanto", "torchao")
+    if getattr(model, "is_quantized", False) or any(home.startswith(quantised) for home in homes):
+        raise ValueError(
+            "`model` must not be quantised: how its kernels round may depend on the batch, so that a draw among others "
+            "need not be the draw alone. Load it in bfloat16 or float16."
+        )
+    inner = generating_module(model)
+    if not inner.can_generate():
+        raise ValueError(
+            f"`model` must generate text; {type(inner).__name__} has no language-model head. Load it with "
+            "AutoModelForCausalLM or AutoModelForSeq2SeqLM, or judge a classifier with dropbayes.predict."
+        )
+    return model
+
+
+def checked_options(model: nn.Module, options: dict[str, Any]) -> Any:
+    """The model's generation configuration with `options`; raises on options that draws do not support."""
+    for name, reason in _OURS.items():
+        if name in options:
+            raise ValueError(f"`{name}` has no place here: {reason}.")
+    config = copy.deepcopy(options.get("generation_config") or generating_module(model).generation_config)
+    config.update(**{name: value for name, value in options.items() if name != "generation_config"})
+    if config.cache_implementation not in (None, "dynamic"):
+        raise ValueError(
+            f"`cache_implementation` must be the default, which grows as draws need it; got "
+            f"{config.cache_implementation!r}, a cache that draws cannot share."
+        )
+    mode = config.get_generation_mode(options.get("assistant_model")).value
+    if mode not in _MODES:
+        raise ValueError(f"`generate` decodes by {', '.join(_MODES)}; the options ask for {mode}. Leave them out.")
+    return config
