@@ -102,6 +102,16 @@ def test_concrete_masks_are_bernoulli_in_prediction(drop_prob):
     assert draws.var().item() == pytest.approx(layer.posterior().variance.item(), rel=0.12)
 
 
+def test_a_mixture_in_bfloat16_has_a_kl_and_draws():
+    layer = Linear(4, 3, noise=MixtureNoise(3))
+    with torch.no_grad():
+        layer.noise.logits.copy_(torch.tensor([0.1, 0.7, -0.4]))
+    expected = layer.kl(dropbayes.Prior(length_scale=1.0))
+    layer = layer.to(torch.bfloat16).train()
+    torch.testing.assert_close(layer.kl(dropbayes.Prior(length_scale=1.0)), expected, rtol=1e-2, atol=0.0)
+    assert layer(torch.ones(2, 4, dtype=torch.bfloat16)).dtype == torch.bfloat16
+
+
 def test_rare_drops_survive_bfloat16():
     x = torch.ones(200_000, 1, dtype=torch.bfloat16)
     for noise in (ConcreteNoise(0.002), BernoulliNoise(0.002), BernoulliNoise(0.002, std=1e-4)):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dropbayes.layers.bernoulli import Bernoulli, Concrete
-from dropbayes.layers.family import DiagonalGaussian, Family, Mixture, multiplicative_gaussian
+from dropbayes.layers.family import DiagonalGaussian, Family, Mixture, in_full_precision, multiplicative_gaussian
 from dropbayes.runtime.validation import check_count, check_positive
 from dropbayes.tracing import draw_or_mean
 
@@ -197,7 +197,8 @@ class MixtureNoise(Noise):
     def posterior(self, weight: Tensor) -> Mixture:
         locs = torch.cat([weight[None], self.other_locs])
         factors = self.factors if self.rank else None
-        return Mixture(self.logits.softmax(0), locs, self.log_stds.exp(), factors, self.temperature)
+        probs = in_full_precision(self.logits).softmax(0)  # rounded to bfloat16, they would not sum to 1
+        return Mixture(probs, locs, self.log_stds.exp(), factors, self.temperature)
 
     def bias_posterior(self, bias: Tensor) -> DiagonalGaussian:
         return DiagonalGaussian(bias, self.log_bias_std.exp())
