@@ -225,10 +225,11 @@ def test_constant_columns_change_nothing_that_matters():
     assert model.population_.x_scale[0, 2:].tolist() == [1.0, 1.0]
 
 
-def test_a_constant_target_is_predicted_as_it_is():
+@pytest.mark.parametrize("value", [3.5, 1e15, -1e17])
+def test_a_constant_target_is_predicted_as_it_is(value):
     x, _ = toy(50)
-    mean, std = DropoutRegressor(**QUICK, random_state=0).fit(x, np.full(50, 3.5)).predict(x, return_std=True)
-    np.testing.assert_allclose(mean, 3.5, atol=0.05)
+    mean, std = DropoutRegressor(**QUICK, random_state=0).fit(x, np.full(50, value)).predict(x, return_std=True)
+    np.testing.assert_allclose(mean, value, rtol=1e-12, atol=0.05)
     assert np.isfinite(std).all()
 
 

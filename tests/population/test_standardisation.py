@@ -24,6 +24,12 @@ def test_a_constant_column_is_left_unscaled_whatever_its_rounding():
     assert scale.item() == 1.0 and mean.item() == pytest.approx(0.1)
 
 
+def test_the_scale_of_a_huge_constant_is_above_its_rounding():
+    mean, scale = moments(torch.full((30, 1), 1e17, dtype=F64), torch.ones(30, dtype=F64))
+    assert mean.item() == pytest.approx(1e17, rel=1e-14) and 1e3 < scale.item() < 1e6
+    assert (mean + 0.01 * scale).item() > mean.item()
+
+
 def test_weights_are_repetitions():
     values = torch.randn(20, 3, dtype=F64, generator=torch.Generator().manual_seed(1))
     weight = torch.arange(20) % 3

@@ -32,15 +32,15 @@ class Table:
 
 
 def moments(values: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The weighted mean and deviation of each column; the scale of a constant column is 1."""
+    """The weighted mean and deviation of each column; the scale of a constant column is 1, or more for a huge one."""
     unit = values.abs().amax(0)  # in which squares of very large or small numbers stay in the range of floats
     unit = torch.where(unit > 0, unit, 1.0)
     share = (weight / weight.sum())[:, None]
     scaled = values / unit
     mean = (share * scaled).sum(0)
     scale = (share * (scaled - mean).square()).sum(0).sqrt()
-    constant = scale <= _CONSTANT
-    return mean * unit, torch.where(constant, 1.0, scale * unit)
+    rounding = 1024 * torch.finfo(torch.float64).eps * unit  # units in which a huge constant still has three digits
+    return mean * unit, torch.where(scale <= _CONSTANT, rounding.clamp_min(1.0), scale * unit)
 
 
 def stacked_table(
