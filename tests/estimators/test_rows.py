@@ -1,6 +1,7 @@
 """Tests of the training rows: times, weights as repetitions, copies of a row."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.base import clone
 from sklearn.linear_model import LogisticRegression
@@ -16,6 +17,7 @@ from tests.estimators.samples import PLAIN, QUICK, toy
         ({"times": np.zeros(20)}, "at least 2 times"),
         ({"times": np.arange(19)}, "one time for each of the 20 rows"),
         ({"times": np.full(20, np.nan)}, "some are missing"),
+        ({"times": ["2020", "2021", float("nan"), *["2022"] * 17]}, "some are missing, the first in row 2"),
         ({"times": np.arange(20), "groups": np.arange(20)}, "two ways to hold rows out"),
     ],
 )
@@ -30,10 +32,32 @@ def test_groups_may_have_names_of_several_kinds_or_none():
     assert sorted(canonical_rows(x, y, np.ones(20), named)[3].tolist()) == np.arange(4).repeat(5).tolist()
 
 
+@pytest.mark.parametrize(
+    "groups",
+    [
+        np.array([0.0, np.nan, 1.0, 1.0]).repeat(5),
+        ["a", "a", "a", "a", "a", float("nan"), *["b"] * 14],
+        pd.Series(["a", pd.NA, "b", "b"], dtype="string").repeat(5),
+        pd.to_datetime(["2020-01-01", None, "2020-01-02", "2020-01-02"]).repeat(5),
+    ],
+    ids=["numbers", "texts", "pandas", "dates"],
+)
+def test_rows_without_a_group_are_refused(groups):
+    x, y = toy(20)
+    with pytest.raises(ValueError, match="`groups` must name a group for every row; row 5 has none"):
+        DropoutRegressor(**QUICK).fit(x, y, groups=groups)
+
+
 @pytest.mark.parametrize("kind", ["datetime64[D]", "timedelta64[s]"])
 def test_targets_that_are_times_are_refused(kind):
     with pytest.raises(ValueError, match=r"`y` must hold numbers; got .*64.*Pass the days"):
         DropoutRegressor(**QUICK).fit(toy(20)[0], np.arange(20).astype(kind))
+
+
+def test_targets_that_are_missing_among_objects_are_refused():
+    x, y = toy(20)
+    with pytest.raises(ValueError, match="`y` must hold a number for every row"):
+        DropoutRegressor(**QUICK).fit(x, np.where(np.arange(20) == 3, None, y))
 
 
 def test_the_order_of_rows_does_not_matter_and_weights_are_repetitions():

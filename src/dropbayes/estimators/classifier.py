@@ -13,10 +13,11 @@ from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
 
 from dropbayes.estimators.ensembles import ClassEnsemble
+from dropbayes.estimators.frames import as_array
 from dropbayes.estimators.learning import DropoutEstimator
 from dropbayes.estimators.process import Offset
 from dropbayes.estimators.recalibration import pool_weights
-from dropbayes.estimators.rows import row_weights
+from dropbayes.estimators.rows import missing_rows, row_weights
 from dropbayes.estimators.trees import Trees, grow_trees
 from dropbayes.population import EnsembleChoice
 from dropbayes.runtime.devices import on_cpu
@@ -97,11 +98,12 @@ class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
         return grow_trees(rows, n_held, self._n_trees, self.class_shares_, self.seed_)
 
     def _training_data(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> tuple[Any, Any, Any]:
-        x, y = self._arrays(X, y, reset=reset)
+        given = as_array(y, "y")
+        if given is not None and len(missing := missing_rows(given, none=True)):
+            raise ValueError(f"`y` must hold a label for every row; row {missing[0]} has none. Leave out such rows.")
+        x, y = self._arrays(X, given, reset=reset)
         x = self._encode(x, reset=reset)
         labels = column_or_1d(y, warn=True)
-        if any(label is None for label in labels):
-            raise ValueError("Input y contains None. Leave out the rows without a label.")
         if len({isinstance(label, str) for label in labels}) > 1:
             raise ValueError("`y` must hold labels of one kind; got texts and others. Make all of them texts with str.")
         check_classification_targets(y)

@@ -292,6 +292,8 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
             y = np.asarray(y, dtype=np.float64, order="C")
         except ValueError as error:
             raise ValueError(f"`y` must hold numbers; {error}. DropoutClassifier takes texts as classes.") from None
+        if np.isnan(y).any():  # of an object that scikit-learn lets pass
+            raise ValueError("`y` must hold a number for every row; some are missing. Leave out such rows.")
         if not reset and (y.ndim == 1) != self.one_column_:
             raise ValueError(f"`y` must be {'[row]' if self.one_column_ else '[row, output]'}, as in the first fit.")
         self.one_column_ = y.ndim == 1

@@ -22,15 +22,31 @@ def row_weights(sample_weight: Any, x: np.ndarray) -> np.ndarray:
     return weights
 
 
+def missing_rows(names: Any, *, none: bool = False) -> np.ndarray:
+    """The rows whose name is NaN, NaT or pandas.NA, or None if `none`.
+
+    A list is read item by item: NumPy would turn a NaN among texts into a text.
+    """
+
+    def is_missing(name: object) -> bool:
+        try:
+            return (none and name is None) or bool(name != name)
+        except TypeError:  # of pandas.NA, nothing is true or false
+            return True
+
+    return np.flatnonzero([is_missing(name) for name in np.asarray(names, dtype=object).ravel()])
+
+
 def time_groups(times: Any, groups: Any, n_rows: int) -> np.ndarray:
     """The rank of each row's time: rows of one time are held out together."""
     if groups is not None:
         raise ValueError("`groups` and `times` are two ways to hold rows out; give one of them.")
-    times = np.asarray(as_array(times, "times"))
+    given = as_array(times, "times")
+    if len(missing := missing_rows(given, none=True)):
+        raise ValueError(f"`times` must hold a time for every row; some are missing, the first in row {missing[0]}.")
+    times = np.asarray(given)
     if times.shape != (n_rows,):
         raise ValueError(f"`times` must hold one time for each of the {n_rows} rows; got {times.shape}.")
-    if times.dtype.kind in "fmM" and bool((times != times).any()):
-        raise ValueError("`times` must hold a time for every row; some are missing.")
     ranks = np.unique(times, return_inverse=True)[1].reshape(-1)
     if ranks.max() == 0:
         raise ValueError("`times` must hold at least 2 times, to learn from the first and hold out the second; got 1.")
@@ -43,6 +59,8 @@ def canonical_rows(x: np.ndarray, y: np.ndarray, weight: np.ndarray, groups: Any
     The fit then does not depend on the order of the rows, and a row of weight 2 equals a row given twice.
     """
     if groups is not None:
+        if len(missing := missing_rows(groups)):
+            raise ValueError(f"`groups` must name a group for every row; row {missing[0]} has none. Name one.")
         groups = np.asarray(groups)
         if groups.shape != (len(x),):
             raise ValueError(f"`groups` must name one group for each of the {len(x)} rows; got {groups.shape}.")
