@@ -110,7 +110,9 @@ def _check_layout(file: storage.ModelFile, estimator: Any) -> None:
     """Raises unless the tensors are finite and have shapes consistent with the settings and each other."""
     population, bins = estimator.population_, estimator.bins_
     frame, missing = estimator.frame_columns_, estimator.missing_values_
-    n_columns = len(frame.inputs) if frame else file.setting("n_features", int)
+    if type(estimator.n_features_in_) is not int:
+        raise ValueError(f"'n_features' must be a whole number; got {estimator.n_features_in_!r:.80}")
+    n_columns = len(frame.inputs) if frame else estimator.n_features_in_
     n_columns += len(missing.columns) if missing else 0
     if bins and not all(np.isfinite(e).all() and (np.diff(e) > 0).all() and len(e) != 1 for e in bins.edges):
         raise ValueError("'bins' must have finite, rising edges")

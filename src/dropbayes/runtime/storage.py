@@ -33,30 +33,20 @@ class ModelFile:
     settings: dict[str, Any]  # everything else, as JSON values
     versions: dict[str, str]  # of the library and of torch that wrote it
 
-    def tensor(self, name: str, *, shape: Sequence[int | None], dtype: torch.dtype | None = None) -> Tensor:
-        """The tensor of this name, shape (None for any size) and dtype (any floating one, with finite values only)."""
+    def tensor(self, name: str, *, shape: Sequence[int | None]) -> Tensor:
+        """The tensor of this name and shape (None for any size), of floating-point numbers that are all finite."""
         value = self.tensors.get(name)
         if value is None:
             raise ValueError(f"`path` must hold the tensor {name!r}; it is missing. Save the model again.")
         fits = value.dim() == len(shape) and all(b in (None, a) for a, b in zip(value.shape, shape, strict=True))
-        right = value.is_floating_point() if dtype is None else value.dtype == dtype
-        if not (fits and right):
+        if not (fits and value.is_floating_point()):
             expected = tuple("any" if size is None else size for size in shape)
             raise ValueError(
-                f"`path` must hold {name!r} of shape {expected} and dtype {dtype or 'floating'}; got "
-                f"{tuple(value.shape)} of {value.dtype}. Save the model again."
+                f"`path` must hold {name!r} of shape {expected} and a floating dtype; got {tuple(value.shape)} of "
+                f"{value.dtype}. Save the model again."
             )
-        if dtype is None and not bool(value.isfinite().all()):
+        if not bool(value.isfinite().all()):
             raise ValueError(f"`path` must hold finite numbers in {name!r}; got NaN or infinity. Save the model again.")
-        return value
-
-    def setting(self, name: str, kind: type | tuple[type, ...]) -> Any:
-        """The setting of this name; raises ValueError unless it is of the given class, where True is not a number."""
-        value = self.settings.get(name)
-        kinds = kind if isinstance(kind, tuple) else (kind,)
-        if name not in self.settings or not isinstance(value, kinds) or (type(value) is bool and bool not in kinds):
-            names = " or ".join(one.__name__ for one in kinds)
-            raise ValueError(f"`path` must hold the setting {name!r} ({names}); got {value!r:.80}. Save it again.")
         return value
 
 
