@@ -245,12 +245,8 @@ class Predictor:
         if self._fields.names is not None:
             arrays = _by_name(columns, self._fields.names)
             return np.column_stack([_number_column(values, name) for name, values in arrays.items()])
-        x, n_inputs = _matrix(columns), self._fields.n_inputs
-        if n_inputs is not None:
-            x = _number_column(x, MATRIX)
-            if x.ndim != 2 or x.shape[1] != n_inputs:
-                raise ValueError(f"`{MATRIX}` must be shaped [row, {n_inputs}]; got {list(x.shape)}.")
-        return x
+        x = _matrix(columns, self._fields.n_inputs)
+        return x if self._fields.n_inputs is None else _number_column(x, MATRIX)
 
     def encode_rows(self, columns: Columns, *, allow_new: bool | None = None) -> Encoded:
         """The rows as inputs, with what a table's model finds missing, new and outlying in them; see `__call__`.
@@ -383,12 +379,15 @@ def uncertainty(prediction: Mapping[str, NumpyArray]) -> NumpyArray:
 # --- columns of any array type -------------------------------------------------------------------------------------
 
 
-def _matrix(columns: Columns) -> NumpyArray:
+def _matrix(columns: Columns, n_columns: int | None) -> NumpyArray:
+    """All columns as one array, `[row, column]`; of any shape `[row, ...]` where their number is unknown."""
     if MATRIX not in columns:
         raise ValueError(f"`columns` must hold the array `{MATRIX}`; got {sorted(map(str, columns))[:8]}.")
     x = np.asarray(as_array(columns[MATRIX]))
     if not x.ndim:
         raise ValueError(f"`{MATRIX}` must have an axis of rows; got a single value.")
+    if n_columns is not None and x.shape[1:] != (n_columns,):
+        raise ValueError(f"`{MATRIX}` must be shaped [row, {n_columns}], with all columns; got {list(x.shape)}.")
     return x
 
 
@@ -398,22 +397,15 @@ def _by_name(columns: Columns, names: Sequence[str]) -> dict[str, Any]:
 
     lacking = [name for name in names if name not in columns]
     if lacking and MATRIX in columns:
-        x = _matrix(columns)
-        if x.ndim != 2 or x.shape[1] != len(names):
-            raise ValueError(
-                f"`{MATRIX}` must be shaped [row, {len(names)}], a column for each of {list_names(names)}; "
-                f"got {list(x.shape)}."
-            )
-        return {name: x[:, index] for index, name in enumerate(names)}
+        return dict(zip(names, _matrix(columns, len(names)).T, strict=True))
     if lacking:
         raise ValueError(f"`columns` lacks {list_names(lacking)}, which the model reads; it has {list_names(columns)}.")
     arrays: dict[str, Any] = {}
     for name in names:
         values = as_array(columns[name])
-        is_arrow = type(values).__module__.startswith("pyarrow")
-        if not (is_arrow or hasattr(values, "shape")):
+        if not hasattr(values, "__array__"):  # a list
             values = np.asarray(values)
-        shape = (len(values),) if is_arrow else values.shape
+        shape = np.shape(values)
         if len(shape) != 1 and shape[1:] != (1,):
             raise ValueError(f"column {name!r} must have one value per row; got the shape {list(shape)}.")
         arrays[name] = values if len(shape) == 1 else np.asarray(values)[:, 0]
