@@ -176,6 +176,16 @@ def test_a_bad_row_or_byte_is_reported_with_its_line(tmp_path, before, row, enco
         list(source.blocks())
 
 
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [(b"3\n4,\xff\n", "line 300002: 1 field where"), (b"3,\xff\n4\n", r"line 300002: byte 1200010 \(0xff\)")],
+)
+def test_of_several_faults_the_first_is_reported(tmp_path, rows, message):
+    (tmp_path / "t.csv").write_bytes(b"\xef\xbb\xbfa,b\n" + b"1,2\n" * 300_000 + rows)
+    with pytest.raises(ValueError, match=message), open_table(tmp_path / "t.csv") as source:
+        list(source.blocks())
+
+
 @pytest.mark.parametrize(("first", "rest"), [("Report of 2024", "a,b,c\n1,2,3\n"), ("sep=;", "a;b;c\n1;2;3\n")])
 def test_a_line_above_the_header_is_quoted(tmp_path, first, rest):
     (tmp_path / "t.csv").write_text(f"{first}\n{rest}")

@@ -13,11 +13,10 @@ import io
 import itertools
 import os
 import pathlib
-import re
 import sys
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 from pyarrow import csv as arrow_csv
@@ -161,6 +160,7 @@ class _CsvSource(Source):
     ) -> None:
         self.label, self._origin = label, origin
         self._compression: str | None = None
+        self._raw_names: list[str] = []
         self._raw = self._open()
         with self._explained():
             head = self._head(encoding)
@@ -192,7 +192,7 @@ class _CsvSource(Source):
             self._raw = self._open()
         head = self._text().read(_BLOCK_BYTES)
         if "\0" in head:
-            raise self._undecodable()
+            self._refuse("it holds a NUL byte")
         return head
 
     def _open(self) -> pa.NativeFile:
@@ -242,7 +242,7 @@ class _CsvSource(Source):
                 raise ValueError(f"{self.label}, line 1: the header cannot be read; check its quotation marks.")
             for batch in reader:
                 if any(b"\0" in memoryview(column.buffers()[2] or b"").tobytes() for column in batch.columns):
-                    raise self._undecodable()
+                    self._refuse("it holds a NUL byte")
                 n_rows += batch.num_rows
                 last_cell = batch.column(batch.num_columns - 1)[-1].as_py() if batch.num_rows else last_cell
                 self.position = self._raw.tell()
@@ -266,45 +266,43 @@ class _CsvSource(Source):
         """Turns errors of the decompression, of the encoding and of the parser into those of the file."""
         try:
             yield
-        except UnicodeDecodeError:
-            raise self._undecodable() from None
-        except pa.ArrowException as error:
-            raise self._parsing_error(str(error)) from None
+        except (UnicodeDecodeError, pa.ArrowException) as error:
+            self._refuse(str(error))
         except OSError as error:
             if error.errno is not None:  # the disk's, not the decompression's
                 raise
             fault = f"its {self._compression} data end badly ({error})"
             raise ValueError(f"{self.label} is damaged or cut short: {fault}.") from None
 
-    def _parsing_error(self, message: str) -> ValueError:
-        if "UTF8" in message:
-            return self._undecodable()
-        if "straddl" in message:
-            return ValueError(f"{self.label}: a row is longer than 1 MB; is a quotation mark left open?")
-        counts = re.search(r"Expected (\d+) columns, got (\d+)", message)
-        if counts is None:
-            return ValueError(f"{self.label}: cannot be read as CSV: {message}")
-        expected, found = counts.groups()
+    def _refuse(self, reason: str) -> NoReturn:
+        """Raises the error for the first line that is no text, or the first record that is no row."""
+        if "straddl" in reason:
+            raise ValueError(f"{self.label}: a row is longer than 1 MB; is a quotation mark left open?") from None
+        expected = len(self._raw_names)
         hint = "a separator or a quotation mark too many or too few?"
-        if expected == "1" or self._raw_names[0] == "sep=":  # a title, or Excel's note of its delimiter
+        if expected == 1 or self._raw_names[:1] == ["sep="]:  # a title, or Excel's note of its delimiter
             first = quote(self.delimiter.join(self._raw_names))
             hint = f"the first line, {first}, is taken for the header; remove it if it is none."
-        uneven = (line for line, record in self._records(self._text("replace")) if len(record) != int(expected))
-        fields = count(int(found), "field")
-        return ValueError(f"{self._at(uneven)}: {fields} where the header has {expected}; {hint}")
+        with contextlib.suppress(csv.Error):
+            for line, record in self._records(self._checked_lines()):
+                if expected and len(record) != expected:
+                    fault = f"{count(len(record), 'field')} where the header has {expected}"
+                    raise ValueError(f"{self.label}, line {line}: {fault}; {hint}") from None
+        raise ValueError(f"{self.label}: cannot be read as CSV: {reason}") from None
 
-    def _undecodable(self) -> ValueError:
-        """The error for the first byte that is no text."""
-        n_bytes = 0
+    def _checked_lines(self) -> Iterator[str]:
+        """The lines of the text; an error at the first byte that is none."""
+        n_before = 0
         for number, line in enumerate(io.BufferedReader(self._open()), start=1):
             try:
-                if "\0" in line.decode():
-                    what = "holds a NUL byte; this is no text file, or a damaged one"
-                    return ValueError(f"{self.label}, line {number}: {what}.")
+                text = line.decode().removeprefix("\ufeff")
             except UnicodeDecodeError as error:
-                return self._bad_byte(error, "UTF-8", line=number, n_before=n_bytes)
-            n_bytes += len(line)
-        return ValueError(f"{self.label} was changed while it was read.")
+                raise self._bad_byte(error, "UTF-8", line=number, n_before=n_before) from None
+            if "\0" in text:
+                what = "holds a NUL byte; this is no text file, or a damaged one"
+                raise ValueError(f"{self.label}, line {number}: {what}.") from None
+            n_before += len(line)
+            yield text
 
     def _bad_byte(self, error: UnicodeDecodeError, encoding: str, *, line: int, n_before: int) -> ValueError:
         byte = f"byte {n_before + error.start + 1} (0x{error.object[error.start]:02x})"
@@ -312,14 +310,10 @@ class _CsvSource(Source):
         return ValueError(f"{self.label}, line {line}: {byte} is not {encoding} text; {remedy}.")
 
     def place(self, row: int) -> str:
-        lines = (line for line, _ in self._records(self._text("replace")))
-        return self.label if row < 0 else self._at(itertools.islice(lines, row + 1, None))
-
-    def _at(self, lines: Iterator[int]) -> str:
-        """The location of the first of the lines."""
-        with contextlib.suppress(csv.Error, OSError):
-            for line in lines:
-                return f"{self.label}, line {line}"
+        if row >= 0:
+            with contextlib.suppress(csv.Error, OSError):
+                for line, _ in itertools.islice(self._records(self._text("replace")), row + 1, None):
+                    return f"{self.label}, line {line}"
         return self.label
 
     def _records(self, text: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
