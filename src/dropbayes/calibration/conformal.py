@@ -288,19 +288,16 @@ class ConformalDistribution:
 
     def quantile(self, level: float) -> Tensor:
         """The quantile of each row, `[row]`: a new target is at most this with probability at least `level`."""
-        validation.check_probability("level", level)
-        return self.mean + self._residual(level, 1) * self.std
+        return self.mean + self._bound(self.residuals, level) * self.std
 
     def interval(self, level: float) -> tuple[Tensor, Tensor]:
         """The central interval of each row, asymmetric about the mean when the residuals are skewed."""
         validation.check_probability("level", level)
         outer = (1 + level) / 2
-        return self.mean - self._residual(outer, -1) * self.std, self.mean + self._residual(outer, 1) * self.std
+        return self.mean - self._bound(-self.residuals, outer) * self.std, self.quantile(outer)
 
-    def _residual(self, level: float, sign: int) -> Tensor:
-        """The bound on the residual of a new row, times the sign, that holds with probability at least `level`."""
-        mass = level * (self.weight.sum() + 1)
-        return weighted_quantile(sign * self.residuals, self.weight, mass).to(self.mean)
+    def _bound(self, residuals: Tensor, level: float) -> Tensor:
+        return conformal_threshold(residuals, level=level, sample_weight=self.weight).to(self.mean)
 
 
 def conformal_distribution(
