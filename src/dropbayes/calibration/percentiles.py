@@ -104,8 +104,7 @@ def _most_likely(family: str, x: Numbers, weight: Numbers) -> tuple[float, float
         mean = float(weight @ x)
         ratio = x / mean
         # log E[x] - E[log x], term by term at least 0, and with its digits where points are almost equal
-        logs = np.where(ratio > 0.5, np.log1p(np.maximum(ratio, 0.5) - 1), np.log(ratio))
-        gap = float(weight @ (ratio - 1 - logs))
+        gap = float(weight @ (ratio - 1 - np.log(ratio)))
 
         def slope_of_gamma(a: float) -> float:
             """The gap less log a - ψ(a), by its series where the difference would lose its digits."""
