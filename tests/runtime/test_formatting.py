@@ -25,6 +25,10 @@ def test_a_number_reads_back_to_its_digits(value, digits):
     assert float(text) == pytest.approx(value, rel=0.51 * 10.0 ** (1 - digits), abs=1e-300)
 
 
+def test_the_largest_number_is_rounded_up_all_the_same():
+    assert formatting.number(1.79e308, digits=1) == "2e308"
+
+
 def test_a_score_of_an_impossible_outcome_is_minus_infinity():
     assert formatting.number(-math.inf) == "−∞"
     assert formatting.score_text(-math.inf, math.nan) == "−∞"

@@ -96,14 +96,12 @@ def number(value: float, *, digits: int = 3) -> str:
     """
     if not math.isfinite(value):
         return "–" if math.isnan(value) else "∞" if value > 0 else "−∞"
-    rounded = float(f"{value:.{digits - 1}e}")
-    if rounded == 0:
+    if value == 0:
         return "0"
-    power = math.floor(math.log10(abs(rounded)))
-    if not -4 <= power < 9:
-        mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
-        return f"{_without_zeros(mantissa)}e{int(exponent)}".replace("-", "−")
-    return f"{value:,.{max(0, digits - 1 - power)}f}".replace("-", "−")
+    mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+    power = int(exponent)
+    text = f"{value:,.{max(0, digits - 1 - power)}f}" if -4 <= power < 9 else f"{_without_zeros(mantissa)}e{power}"
+    return text.replace("-", "−")
 
 
 def plain_number(value: float, *, digits: int = 4) -> str:
