@@ -191,10 +191,9 @@ def badge_queries(probabilities: Array, features: Array, n_queries: int, *, seed
         product = (residual @ residual[last]) * (hidden @ hidden[last])
         distance = torch.minimum(distance, (squares + squares[last] - 2 * product).clamp_min(0))
         weight = distance.where(distance >= 1e-12 * squares.max(), 0)  # a repeat differs by rounding alone
-        weight[chosen] = 0
         if not bool((weight > 0).any()):  # only repeats are left
             weight = torch.ones_like(weight)
-            weight[chosen] = 0
+        weight[chosen] = 0
         chosen.append(int(torch.multinomial(weight.cpu(), 1, generator=generator)))
     return torch.tensor(chosen)
 
