@@ -162,8 +162,7 @@ def population_on_cuda(batch_size: int = 128, n_rows: int = 900) -> list[dict[st
 
             def steps(program: Program = program) -> None:
                 for number in range(8):
-                    program.load(number)
-                    program.run(CHUNK)
+                    program.run(number * CHUNK, (number + 1) * CHUNK)
 
             step = interleaved({"steps": steps}, 5, "cuda")["steps"] / (8 * CHUNK)
         whole = seconds(

@@ -69,21 +69,20 @@ def test_the_gradient_by_hand_is_that_of_autograd(activation, likelihood):
     table = stacked_table([Task(x, targets)], HEADS[likelihood], torch.float64, start=None, n_classes=None)
     head, device = HEADS[likelihood], torch.device("cpu")
     program = Program(table, members, (7, 5), head, activation, 20, "constant", False, device, torch.float64)
-    program.load(0)
     before = program.vector.clone().requires_grad_()
-    positions = program.stack.rows.gather(1, program.positions[0].expand(3, -1))
+    positions = program.stack.rows.gather(1, program.chunk.positions[0].expand(3, -1))
     inputs, outcome, weight = (values[positions] for values in program.data)
     keep = 1 - program.stack.drop_prob
     masks = []
-    for layer, words in enumerate(program.step_words):
+    for layer, words in enumerate(program.chunk.words):
         mixed = torch.bitwise_xor(words[0], program.stack.member_words[layer])
-        masks.append((mixed >= program.thresholds[0, layer]).double() / keep[:, layer, None, None])
+        masks.append((mixed >= program.chunk.thresholds[0, layer]).double() / keep[:, layer, None, None])
     parameters = program.views(before)
     output = forward(parameters[:3], parameters[3:], inputs, masks, activation)
     misfit = -log_likelihood(likelihood, output, outcome)
     loss = (misfit * weight).sum() / 20 + 1e-2 * sum(w.square().sum() for w in parameters[:3])
     (expected,) = torch.autograd.grad(loss, before)
-    program.step()
+    program.run(0, 1)
     torch.testing.assert_close(program.gradient, expected)
 
 

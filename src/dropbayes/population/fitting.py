@@ -13,7 +13,7 @@ from dropbayes.population import randomness
 from dropbayes.population.heads import head_of
 from dropbayes.population.program import ADAM_BETAS, Program
 from dropbayes.population.records import ACTIVATIONS, Activation, Member, Population, Task, concatenate, select
-from dropbayes.population.standardisation import Table, stacked_table
+from dropbayes.population.standardisation import stacked_table
 from dropbayes.runtime.devices import available_device, flush_denormals, tensor_cores
 from dropbayes.runtime.progress import ProgressBar
 from dropbayes.runtime.validation import check_choice
@@ -84,24 +84,38 @@ def train(
     )
     if start is not None:
         _continue_from(start, program)
-    trained = _untrained_population(table, members, program)
+    stack, trained = program.stack, [values.clone() for values in program.networks]
+    diverged = torch.zeros(len(members), dtype=torch.bool, device=device)
     # The steps of each member, and which members are in the stack, are on the host: nothing waits for the device.
-    n_steps, stacked, step = program.stack.n_steps.long().cpu(), torch.arange(len(members)), 0
+    n_steps, stacked, step = stack.n_steps.long().cpu(), torch.arange(len(members)), 0
     title, total = f"{len(members)} networks", int(n_steps.sum())
     with tensor_cores(device), flush_denormals(), contextlib.ExitStack() as own:
         bar = progress  # a given one stays open
         if not isinstance(bar, ProgressBar):
             bar = own.enter_context(ProgressBar(title, total, unit="network steps", show=bar))
         while bool((training := n_steps[stacked] > step).any()):
-            chunk, first = divmod(step, randomness.STEPS_PER_CHUNK)
-            if program.loaded_chunk != chunk:
-                program.load(chunk, first)
-            end = min(int(n_steps[stacked[training]].min()), (chunk + 1) * randomness.STEPS_PER_CHUNK)
-            program.run(end - step)
+            chunk_end = (step // randomness.STEPS_PER_CHUNK + 1) * randomness.STEPS_PER_CHUNK
+            end = min(int(n_steps[stacked[training]].min()), chunk_end)
+            program.run(step, end)
             bar.advance((end - step) * int(training.sum()))
             step = end
-            stacked = _retire(program, trained, stacked, n_steps[stacked] - step)
-    return trained
+            stacked = _retire(program, trained, diverged, stacked, n_steps[stacked] - step)
+    trained[0].mul_(stack.relevance[..., None])
+    moments = {name: values[[m.task for m in members]].to(device) for name, values in table.moments.items()}
+    y_scale = moments["y_scale"]
+    given = y_scale.new_tensor([float("nan") if m.precision is None else m.precision for m in members])
+    return Population(
+        members=tuple(members),
+        weights=tuple(trained[: program.n_layers]),
+        biases=tuple(trained[program.n_layers : -1]),
+        drop_prob=trained[-1],
+        precision=torch.where(given.isnan()[:, None], y_scale**-2, given[:, None]),
+        **moments,
+        epochs=torch.tensor([m.epochs for m in members], device=device),
+        diverged=diverged,
+        head=head,
+        activation=activation,
+    )
 
 
 def train_in_jobs(
@@ -166,39 +180,18 @@ def _continue_from(start: Population, program: Program) -> None:
     program.weights[0].div_(program.stack.relevance[..., None].clamp_min(1e-30))
 
 
-def _untrained_population(table: Table, members: Sequence[Member], program: Program) -> Population:
-    device, tasks = program.vector.device, torch.tensor([m.task for m in members])
-    moments = {name: values[tasks].to(device) for name, values in table.moments.items()}
-    parameters = tuple(values.clone() for values in program.networks)
-    y_scale = moments["y_scale"]
-    given = y_scale.new_tensor([float("nan") if m.precision is None else m.precision for m in members])
-    return Population(
-        members=tuple(members),
-        weights=parameters[: program.n_layers],
-        biases=parameters[program.n_layers :],
-        drop_prob=program.drop_prob.clone(),
-        precision=torch.where(given.isnan()[:, None], y_scale**-2, given[:, None]),
-        **moments,
-        epochs=torch.tensor([m.epochs for m in members], device=device),
-        diverged=torch.zeros(len(members), dtype=torch.bool, device=device),
-        head=program.head,
-        activation=program.activation,
-    )
-
-
-def _retire(program: Program, trained: Population, stacked: Tensor, left: Tensor) -> Tensor:
+def _retire(program: Program, trained: Sequence[Tensor], diverged: Tensor, stacked: Tensor, left: Tensor) -> Tensor:
     """Stores the members that have no step left, or marks them as diverged, and shrinks a stack that is idle enough."""
     done, training = left == 0, left > 0
     if bool(done.any()):
-        sound = [(p.flatten(1).abs() < _MAX_WEIGHT).all(1) for p in program.parameters]
+        sound = [(values.flatten(1).abs() < _MAX_WEIGHT).all(1) for values in program.parameters]
         finite = torch.stack(sound).all(0).cpu()
-        trained.diverged[stacked[done & ~finite]] = True
+        diverged[stacked[done & ~finite]] = True
         done = done & finite
-        members, source = stacked[done].to(trained.device), done.to(trained.device)
-        for target, value in zip((*trained.weights, *trained.biases), program.networks, strict=True):
-            target[members] = value[source]
-        trained.drop_prob[members] = program.drop_prob[source]
+        members, source = stacked[done].to(diverged.device), done.to(diverged.device)
+        for target, values in zip(trained, program.networks, strict=True):
+            target[members] = values[source]
     if 0 < int(training.sum()) <= (1 - _IDLE_SHARE) * len(training):
-        program.keep(training.nonzero()[:, 0].to(trained.device))
+        program.keep(training.nonzero()[:, 0].to(diverged.device))
         return stacked[training]
     return stacked

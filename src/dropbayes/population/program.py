@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_map, tree_map_only
 
 from dropbayes.layers import weight_decay
 from dropbayes.population import randomness
@@ -36,11 +36,22 @@ class Stack:
     learning_rate: Tensor  # the initial one
     n_steps: Tensor  # the length of the schedule
     relevance: Tensor  # the factor on each input, [member, input]; zero for those that it does not see
-    kl_scale: Tensor | None  # the weight of the KL against the data term if drop probabilities are learned
+    kl_scale: Tensor  # the weight of the KL against the data term where drop probabilities are learned
     member_words: tuple[Tensor, ...]  # one for each unit before each weight layer, combined with the step's words
 
     def select(self, index: Tensor) -> Stack:
         return Stack(**tree_map_only(Tensor, lambda values: values[index], vars(self)))
+
+
+class Chunk(NamedTuple):
+    """What a chunk of steps reads; axis 0 is the step."""
+
+    positions: Tensor  # of the rows of a batch in a member's order, [step, size, row]
+    counts: Tensor  # of these rows without padding, [step, size]
+    thresholds: Tensor  # below which a word drops its unit, [step, layer, member, 1, 1]
+    words: tuple[Tensor, ...]  # by layer [step, row, unit]
+    rates: Tensor  # of Adam, with both moments' bias corrections, [step, member]
+    epsilons: Tensor  # [step]
 
 
 def forward(
@@ -81,6 +92,7 @@ class Program:
         betas: tuple[float, float] = ADAM_BETAS,
     ) -> None:
         self.head, self.activation, self.schedule, self.betas = head, activation, schedule, betas
+        self.learn_drop_prob = learn_drop_prob
         self.data = [values.to(device) for values in (table.x, table.y, table.weight)]
         self.sizes, self.batch_size = sorted(set(table.n_rows)), batch_size
         self.widths = widths = [table.x.shape[1], *hidden, head.width(table.n_outputs)]
@@ -127,7 +139,7 @@ class Program:
             learning_rate=on_device([m.learning_rate for m in members]),
             n_steps=on_device(steps),
             relevance=on_device(relevance, dtype),
-            kl_scale=on_device(entropies, dtype) if learn_drop_prob else None,
+            kl_scale=on_device(entropies, dtype),
             member_words=tuple(torch.stack(layer).to(device) for layer in zip(*words, strict=True)),
         )
         parameters = [torch.stack(layer).to(device) for layer in zip(*weights, strict=True)]
@@ -135,41 +147,29 @@ class Program:
         parameters += [torch.logit(stack.drop_prob).to(dtype)] if learn_drop_prob else []
         self._lay_out(stack, parameters)
         self.first, self.second = torch.zeros_like(self.vector), torch.zeros_like(self.vector)
+        self.chunk, self.chunk_number = self._chunk(0), 0
 
     def _lay_out(self, stack: Stack, parameters: Sequence[Tensor]) -> None:
         """Lays out the parameters of these members and the buffers of a step."""
         self.stack, self.shapes = stack, [parameter.shape for parameter in parameters]
-        self.vector = torch.cat([parameter.detach().flatten() for parameter in parameters])
+        self.vector = torch.cat([parameter.flatten() for parameter in parameters])
         self.gradient, self._update, self._scaled = (torch.zeros_like(self.vector) for _ in range(3))
         self.parameters, self._gradients = self.views(self.vector), self.views(self.gradient)
+        self._scaled_parameters = self.views(self._scaled)
         self.weights = self.parameters[: self.n_layers]
         self.biases = self.parameters[self.n_layers : 2 * self.n_layers]
-        self._scaled_parameters = self.views(self._scaled)
         # Whether any member drops units before each weight layer.
-        self.has_dropout = [stack.kl_scale is not None or bool(p.any()) for p in stack.drop_prob.T]
-        device, dtype, n_members, n_layers = self.vector.device, self.vector.dtype, len(stack.rows), self.n_layers
-        chunk, batch, n_sizes = randomness.STEPS_PER_CHUNK, self.batch_size, len(self.sizes)
-
-        def buffer(*shape: int, kind: torch.dtype = dtype) -> Tensor:
-            return torch.zeros(*shape, dtype=kind, device=device)
-
-        self.positions = buffer(chunk, n_sizes, batch, kind=torch.long)
-        self.counts = torch.ones(chunk, n_sizes, dtype=dtype, device=device)
-        self.dithers = buffer(chunk, n_layers, kind=torch.float64)
-        self.thresholds = buffer(chunk, n_layers, n_members, 1, 1, kind=torch.int16)
-        self.step_words = [buffer(chunk, batch, width, kind=torch.int16) for width in self.widths[:-1]]
-        self.rates, self.epsilons = buffer(chunk, n_members), buffer(chunk)
-        self.step_in_chunk = buffer(1, kind=torch.long)
-        self._mixed = [buffer(n_members, batch, width, kind=torch.int16) for width in self.widths[:-1]]
-        self._masks = [buffer(n_members, batch, width) for width in self.widths[:-1]]
-        self._inverse_keep = self._per_parameter(1 / (1 - stack.drop_prob).to(dtype), otherwise=1.0)
+        self.has_dropout = [self.learn_drop_prob or bool(p.any()) for p in stack.drop_prob.T]
+        shapes = [(len(stack.rows), self.batch_size, width) for width in self.widths[:-1]]
+        self._mixed = [self.vector.new_empty(shape, dtype=torch.int16) for shape in shapes]
+        self._masks = [self.vector.new_empty(shape) for shape in shapes]
+        self._inverse_keep = self._per_parameter(1 / (1 - stack.drop_prob).to(self.vector), otherwise=1.0)
         self.views(self._inverse_keep)[0].mul_(stack.relevance[..., None])
-        self.is_scaled = any(self.has_dropout) or bool((stack.relevance != 1).any())
         self._decay = self._per_parameter(2 * stack.weight_decay, otherwise=0.0)
         same = [bool((values == values[0]).all()) for values in (stack.learning_rate, stack.n_steps)]
-        self._one_rate = device.type == "cpu" and all(same)
+        self._one_rate = not self.vector.is_cuda and all(same)
+        self.step_in_chunk = torch.zeros(1, dtype=torch.long, device=self.vector.device)
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.loaded_chunk = -1
 
     def _per_parameter(self, layers: Tensor, *, otherwise: float) -> Tensor:
         """The values `[member, layer]` at the weights of their layers, a constant at all other parameters."""
@@ -186,53 +186,50 @@ class Program:
         return [values.view(shape) for values, shape in zip(vector.split(sizes), self.shapes, strict=True)]
 
     @property
-    def drop_prob(self) -> Tensor:
-        """The current drop probabilities, `[member, layer]`."""
-        return self.stack.drop_prob if self.stack.kl_scale is None else self.parameters[-1].sigmoid().double()
-
-    @property
     def networks(self) -> list[Tensor]:
-        """The weights, which include the relevance of the inputs, and the biases."""
-        return [self.weights[0] * self.stack.relevance[..., None], *self.weights[1:], *self.biases]
+        """The weights, for inputs times their relevance, the biases and the drop probabilities `[member, layer]`."""
+        drop_prob = self.parameters[-1].sigmoid().double() if self.learn_drop_prob else self.stack.drop_prob
+        return [*self.weights, *self.biases, drop_prob]
 
     def keep(self, index: Tensor) -> None:
         """Drops all members but those with these indices."""
-        first, second = ([m[index] for m in self.views(moment)] for moment in (self.first, self.second))
-        self._lay_out(self.stack.select(index), [parameter[index] for parameter in self.parameters])
-        self.first, self.second = (torch.cat([m.flatten() for m in moment]) for moment in (first, second))
+        first, second = ([values[index] for values in self.views(moment)] for moment in (self.first, self.second))
+        self._lay_out(self.stack.select(index), [values[index] for values in self.parameters])
+        self.first, self.second = (torch.cat([values.flatten() for values in moment]) for moment in (first, second))
+        thresholds, rates = self.chunk.thresholds[:, :, index], self.chunk.rates[:, index]
+        self.chunk = self.chunk._replace(thresholds=thresholds, rates=rates)
 
     # --- the steps ------------------------------------------------------------------------------------------------
 
-    def load(self, chunk: int, first_step: int = 0) -> None:
-        """Draws a chunk of steps, to continue from one of them; a CUDA device still works on the chunk before."""
-        drawn = randomness.chunk_of(chunk, self.batch_size, self.sizes, self.widths)
-        targets = [self.dithers, self.positions, self.counts, *self.step_words]
-        for target, values in zip(targets, drawn, strict=True):
-            target.copy_(values)
-        below = randomness.thresholds(self.stack.drop_prob.T, self.dithers[..., None])
-        self.thresholds.copy_(below[..., None, None])
-        steps = torch.arange(randomness.STEPS_PER_CHUNK, dtype=torch.float64, device=self.vector.device)
-        number = chunk * randomness.STEPS_PER_CHUNK + steps
-        rate = self.stack.learning_rate.expand(len(number), -1)
-        if self.schedule == "cosine":
-            rate = rate * 0.5 * (1 + torch.cos(math.pi * (number[:, None] / self.stack.n_steps).clamp(max=1)))
-        # Both moments' bias corrections, as in the second form of Kingma and Ba's algorithm.
-        beta1, beta2 = self.betas
-        root = (1 - beta2 ** (number + 1)).sqrt()
-        self.rates.copy_(rate * (root / (1 - beta1 ** (number + 1)))[:, None])
-        self.epsilons.copy_(ADAM_EPSILON * root)
-        self.step_in_chunk.fill_(first_step)
-        self._step = first_step
-        self.loaded_chunk = chunk
-
-    def run(self, steps: int) -> None:
-        """Advances every member by a number of steps within the loaded chunk."""
+    def run(self, first: int, last: int) -> None:
+        """Advances every member from one step to another of the same chunk."""
+        number, self._step = divmod(first, randomness.STEPS_PER_CHUNK)
+        if number != self.chunk_number:  # at the same addresses, from which a graph reads
+            tree_map(Tensor.copy_, self.chunk, self._chunk(number))
+            self.chunk_number = number
+        self.step_in_chunk.fill_(self._step)
         if self.vector.is_cuda and self.graph is None:
             state = [self.vector, self.first, self.second, self.step_in_chunk]
             self.graph, _ = capture_graph(self.step, state, self.vector.device)
         advance = self.step if self.graph is None else self.graph.replay
-        for _ in range(steps):
+        for _ in range(last - first):
             advance()
+
+    def _chunk(self, number: int) -> Chunk:
+        """A chunk of steps, drawn while a CUDA device still works on the one before."""
+        drawn = randomness.chunk_of(number, self.batch_size, self.sizes, self.widths)
+        dithers, positions, counts, *words = (values.to(self.vector.device) for values in drawn)
+        below = randomness.thresholds(self.stack.drop_prob.T, dithers[..., None])[..., None, None]
+        step = number * len(dithers) + torch.arange(len(dithers), dtype=dithers.dtype, device=dithers.device)
+        rate = self.stack.learning_rate.expand(len(step), -1)
+        if self.schedule == "cosine":
+            rate = rate * 0.5 * (1 + torch.cos(math.pi * (step[:, None] / self.stack.n_steps).clamp(max=1)))
+        # Both moments' bias corrections, as in the second form of Kingma and Ba's algorithm.
+        beta1, beta2 = self.betas
+        root = (1 - beta2 ** (step + 1)).sqrt()
+        rate = rate * (root / (1 - beta1 ** (step + 1)))[:, None]
+        counts, rate, epsilon = (values.to(self.vector) for values in (counts, rate, ADAM_EPSILON * root))
+        return Chunk(positions, counts, below, tuple(words), rate, epsilon)
 
     def _current_values(self, values: Tensor) -> Tensor:
         if values.is_cuda:  # during a graph's replay the host does not know the step
@@ -242,7 +239,7 @@ class Program:
     def step(self) -> None:
         """One Adam step of every member on its own batch."""
         with torch.no_grad():
-            positions, counts = self._current_values(self.positions), self._current_values(self.counts)
+            positions, counts = map(self._current_values, (self.chunk.positions, self.chunk.counts))
             if len(self.sizes) == 1:
                 chosen = self.stack.rows.index_select(1, positions[0])
             else:
@@ -252,30 +249,25 @@ class Program:
             flat, shape = chosen.flatten(), chosen.shape
             x, y, weight = (values.index_select(0, flat).view(*shape, *values.shape[1:]) for values in self.data)
             share = weight / counts[:, None]
-            if self.stack.kl_scale is None:
-                self._backward(x, y, share)
-            else:
-                self._differentiate(x, y, share)
+            differentiate = self._differentiate if self.learn_drop_prob else self._backward
+            differentiate(x, y, share)
             self._adam()
             self._step += 1
             self.step_in_chunk += 1
 
     def _words(self, layer: int) -> Tensor:
-        return torch.bitwise_xor(
-            self._current_values(self.step_words[layer]), self.stack.member_words[layer], out=self._mixed[layer]
-        )
+        shared = self._current_values(self.chunk.words[layer])
+        return torch.bitwise_xor(shared, self.stack.member_words[layer], out=self._mixed[layer])
 
     def _backward(self, x: Tensor, y: Tensor, share: Tensor) -> None:
         """The gradient of the objective with respect to all parameters, written out: half the passes of autograd."""
-        relu, below = self.activation == "relu", self._current_values(self.thresholds)
+        relu, below = self.activation == "relu", self._current_values(self.chunk.thresholds)
         masks: list[Tensor | None] = [
             torch.ge(self._words(layer), below[layer], out=self._masks[layer]) if dropped else None
             for layer, dropped in enumerate(self.has_dropout)
         ]
-        scaled = self.weights
-        if self.is_scaled:
-            torch.mul(self.vector, self._inverse_keep, out=self._scaled)
-            scaled = self._scaled_parameters[: self.n_layers]
+        torch.mul(self.vector, self._inverse_keep, out=self._scaled)
+        scaled = self._scaled_parameters[: self.n_layers]
         inputs, active, h = [], [], x
         for layer, (weight, bias, mask) in enumerate(zip(scaled, self.biases, masks, strict=True)):
             active.append(h)
@@ -301,8 +293,7 @@ class Program:
             else:
                 mask = masks[layer]
                 delta = (delta if mask is None else delta * mask) * (1 - active[layer].square())
-        if self.is_scaled:
-            self.gradient.mul_(self._inverse_keep)
+        self.gradient.mul_(self._inverse_keep)
         self.gradient.addcmul_(self.vector, self._decay)
 
     def _differentiate(self, x: Tensor, y: Tensor, share: Tensor) -> None:
@@ -329,7 +320,6 @@ class Program:
 
         $\tfrac{1}{N\tau} \sum_i \big(\tfrac{l^2}{2 p_i} \|\mathbf W_i\|^2 - K_i H(p_i)\big)$
         """
-        assert self.stack.kl_scale is not None
         norms = torch.stack([weight.square().sum((1, 2)) for weight in weights], 1)
         drop, log_sigmoid = logit.sigmoid(), torch.nn.functional.logsigmoid
         entropy = -(drop * log_sigmoid(logit) + (1 - drop) * log_sigmoid(-logit))
@@ -342,11 +332,11 @@ class Program:
         beta1, beta2 = self.betas
         self.first.lerp_(self.gradient, 1 - beta1)
         self.second.mul_(beta2).addcmul_(self.gradient, self.gradient, value=1 - beta2)
-        scale = torch.sqrt(self.second, out=self._update).add_(self._current_values(self.epsilons))
+        scale = torch.sqrt(self.second, out=self._update).add_(self._current_values(self.chunk.epsilons))
         if self._one_rate:  # the same values as below, in one pass instead of eight
-            self.vector.addcdiv_(self.first, scale, value=-float(self.rates[self._step, 0]))
+            self.vector.addcdiv_(self.first, scale, value=-float(self.chunk.rates[self._step, 0]))
             return
-        rate, steps = self._current_values(self.rates), self._scaled.copy_(self.first)
+        rate, steps = self._current_values(self.chunk.rates), self._scaled.copy_(self.first)
         for values in self._scaled_parameters:
             values *= rate.view(-1, *[1] * (values.dim() - 1))
         self.vector -= steps.div_(scale)
