@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dropbayes.population.evaluation import draws, fit_and_score
+from dropbayes.population.evaluation import draws, fit_and_score, row_mean
 from dropbayes.population.fitting import train_in_jobs
 from dropbayes.population.heads import head_of
 from dropbayes.population.records import Member, Population, Task, concatenate, select
@@ -111,18 +111,14 @@ def choose_ensemble(
     held, sizes = torch.cat(held_out), [len(held) for held in held_out]
     trained, density, error = _score_candidates(tasks, sizes, candidates, n_draws, seed, settings)
     row_weight = weight[held].to(density)
-
-    def row_mean(density: Tensor) -> Tensor:
-        return torch.where(row_weight > 0, density * row_weight, 0.0).sum(1) / row_weight.sum()
-
     if finalists:
-        best = _finalists(candidates, row_mean(density), finalists)
+        best = _finalists(candidates, row_mean(density, row_weight), finalists)
         longer = [replace(candidates[number], epochs=finalist_epochs) for number in best]
         longer = longer if head.has_noise else _class_finalists(longer, trained)
         again, more, errors = _score_candidates(tasks, sizes, longer, n_draws, seed + len(candidates), settings)
         candidates, trained = candidates + longer, concatenate([trained, again])
         density, error = torch.cat([density, more]), torch.cat([error, errors])
-    log_likelihood = row_mean(density)
+    log_likelihood = row_mean(density, row_weight)
     if not bool(log_likelihood.isfinite().any()):
         raise ValueError(
             "No candidate's training and likelihood stayed finite. Lower the learning rate, and look for extreme "

@@ -38,18 +38,20 @@ class Evaluation:
     weight: Tensor  # 0 for the padding of tasks with fewer rows
     task: Tensor  # of each member
 
-    def _row_mean(self, values: Tensor) -> Tensor:
-        return torch.where(self.weight > 0, values * self.weight, 0).sum(1) / self.weight.sum(1)
-
     @property
     def log_likelihood(self) -> Tensor:
         """The (weighted) mean log-density of each member's rows [GG16, eq:predictive_dist]."""
-        return self._row_mean(self.log_density)
+        return row_mean(self.log_density, self.weight)
 
     @property
     def rmse(self) -> Tensor:
         """The root mean squared error of each member's predictive mean."""
-        return self._row_mean((self.y - self.mean).square().mean(-1)).sqrt()
+        return row_mean((self.y - self.mean).square().mean(-1), self.weight).sqrt()
+
+
+def row_mean(values: Tensor, weight: Tensor) -> Tensor:
+    """The weighted mean over the rows, the last axis; rows of weight zero may hold anything."""
+    return torch.where(weight > 0, values * weight, 0).sum(-1) / weight.sum(-1)
 
 
 def draws(population: Population, x: Any, *, n_draws: int, seed: int = 0) -> tuple[Tensor, Tensor]:
