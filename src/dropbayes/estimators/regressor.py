@@ -225,7 +225,9 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         draws = among(draws[:n_kept], trees, share)
         return draws if greedy else self._with_boosted(rows, draws, y, weight, n_folds)
 
-    def _with_boosted(self, rows: Any, draws: Tensor, y: Tensor, weight: Tensor, n_folds: int) -> Tensor:
+    def _with_boosted(
+        self, rows: tuple[np.ndarray, ...], draws: Tensor, y: Tensor, weight: Tensor, n_folds: int
+    ) -> Tensor:
         boosted, predicted = grow_boosted(rows, range(n_folds), self.seed_)
         if not prefers_boosted(draws, predicted[: len(y)], y, weight):
             return draws

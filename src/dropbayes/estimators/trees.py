@@ -142,10 +142,7 @@ def grow_forest(
 
 
 def grow_boosted(rows: Sequence[np.ndarray], parts: Sequence[int], seed: int) -> tuple[Trees, Tensor]:
-    """Boosted trees of standardised targets, the mean over those without each of the `parts`.
-
-    With what the latter predict for their part, `[row, 1]`. The rows are those of `grow_forest`.
-    """
+    """The mean of boosted trees without each of the `parts`, and what these predict for their part, `[row, 1]`."""
     from sklearn.ensemble import HistGradientBoostingRegressor
 
     x, y, weight, part = rows
