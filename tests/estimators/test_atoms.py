@@ -43,6 +43,17 @@ def test_the_crps_is_that_of_the_quantiles_and_better_than_the_density_s():
     assert mapped.crps(y).mean() < 0.9 * mixture.crps(y).mean()
 
 
+def test_the_crps_of_grades_is_the_sum_over_the_steps_of_their_distribution_function():
+    ends, infinity = torch.tensor([-0.3, 0.4, 1.5]).double(), torch.tensor([torch.inf]).double()
+    grades = torch.tensor([-1.0, 0.0, 1.0, 3.0]).double()
+    mixture = Mixture(torch.tensor([[0.2], [1.1]]).double(), torch.tensor(0.3))
+    mapped = AtomMixture(mixture, Atoms(grades, torch.cat([-infinity, ends]), torch.cat([ends, infinity])))
+    level = torch.stack([mixture.pit(end[None]) for end in ends])[:, 0]
+    for y in (-1.0, 1.0, 3.0):
+        expected = ((level - (grades[:-1] >= y).double()).square() * grades.diff()).sum()
+        assert float(mapped.crps(torch.tensor([y]))) == pytest.approx(float(expected), rel=1e-6)
+
+
 def test_intervals_hold_as_nearly_the_coverage_as_leaving_out_an_end_allows():
     """Against all intervals of grades with known probabilities."""
     ends = torch.tensor([-1.2, 0.1, 0.4, 1.5]).double()

@@ -45,6 +45,11 @@ class Atoms:
         """The outcome where the mixture gives z; the lower one where two cells meet."""
         return self._at(z, self.values)
 
+    @property
+    def jumps(self) -> list[float]:
+        """The z at which `inverse` jumps: the ends of the cells."""
+        return torch.cat([self.low, self.high]).tolist()
+
     def cell(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """The ends of the cell that holds z; z itself between cells."""
         return self._at(z, self.low), self._at(z, self.high)

@@ -12,9 +12,10 @@ Student's t of z would have no mean in the units of y, so it is not offered in t
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -26,8 +27,8 @@ from dropbayes.runtime.validation import Array, check_choice, float_tensor
 TRANSFORMS = ("none", "log", "arcsinh")
 """The names of the transforms; "none" leaves the targets as they are."""
 
-# Nodes of the integrals in the CRPS on either side of the outcome, and their reach in deviations of z.
-_CRPS_NODES, _CRPS_REACH = 400, 10.0
+# Nodes of the integral in the CRPS besides those at jumps and at the outcome, and their reach in deviations of z.
+_CRPS_NODES, _CRPS_REACH = 401, 10.0
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class TargetTransform:
     name: Literal["none", "log", "arcsinh"] = "none"
     centre: float = 0.0  # a of z = arsinh((y - a) / c)
     width: float = 1.0  # c
+    jumps: ClassVar[tuple[float, ...]] = ()  # the z at which `inverse` jumps: none
 
     def __post_init__(self) -> None:
         check_choice("name", self.name, TRANSFORMS)
@@ -113,7 +115,7 @@ class MappedMixture(Mixture):
     """The predictive distribution of y, from a mixture of z and a monotone map; moments and density are those of z."""
 
     base: Mixture  # the predictive distribution of z, [draw, row]
-    transform: Any  # the map, with `forward` from y to z and `inverse`
+    transform: Any  # the map, with `forward` from y to z, `inverse`, and the `jumps` of the latter
 
     def __init__(self, base: Mixture, transform: Any) -> None:
         super().__init__(base.location, base.scale, base.freedom)
@@ -126,28 +128,30 @@ class MappedMixture(Mixture):
         return self.transform.inverse(self.base.quantile(level))
 
     def crps(self, y: Array) -> Tensor:
-        r"""$\int (F(u) - 1_{u \ge y})^2\, du$ by the trapezoidal rule in z, on either side of the outcome."""
+        r"""$\int (F(u) - 1_{u \ge y})^2\, du$ by Simpson's rule in z, with nodes at the outcome and the map's jumps."""
         outcome = float_tensor(y).to(self.location).double()
         z = self.transform.forward(outcome)
         centre, reach = self.base.mean.double(), _CRPS_REACH * self.base.std.double()
         z = torch.where(z.isfinite(), z, centre + torch.where(z > 0, reach, -reach))
         low, high = torch.minimum(centre - reach, z), torch.maximum(centre + reach, z)
-        total = self._integral(low, z, above=False) + self._integral(z, high, above=True)
-        # An outcome that the map does not take lies in one of its jumps, which the integrals count as above it.
+        shares = torch.linspace(0, 1, _CRPS_NODES, dtype=z.dtype, device=z.device)
+        jumps = z.new_tensor(self.transform.jumps)
+        jumps = torch.cat([jumps, jumps.nextafter(z.new_tensor(math.inf))])[:, None].expand(-1, len(z))
+        nodes = torch.cat([low + shares[:, None] * (high - low), z[None], jumps.clamp(low, high)]).sort(0).values
+        total, (before, start) = torch.zeros_like(z), self._at(nodes[0])
+        for node, end in itertools.pairwise(nodes):
+            (halfway, middle), (after, stop) = self._at((node + end) / 2), self._at(end)
+            first, inner, last = ((level - (end > z).double()).square() for level in (before, halfway, after))
+            halves = (middle - start) * (first + inner) + (stop - middle) * (inner + last)
+            total += (4 * halves - (stop - start) * (first + last)) / 6
+            before, start = after, stop
+        # An outcome that the map does not take lies in one of its jumps, which the integral counts as above it.
         jumped = (outcome - self.transform.inverse(z)) * (2 * self.base.pit(z).double() - 1)
         return (total + jumped).to(self.location)
 
-    def _integral(self, low: Tensor, high: Tensor, *, above: bool) -> Tensor:
-        step, total = (high - low) / _CRPS_NODES, torch.zeros_like(low)
-        previous, before = self.transform.inverse(low), None
-        for node in range(_CRPS_NODES + 1):
-            z = high if node == _CRPS_NODES else low + node * step  # exact: a map may jump there
-            level = self.base.pit(z).double()
-            height, place = (1 - level if above else level).square(), self.transform.inverse(z)
-            if before is not None:
-                total += (place - previous) * (height + before) / 2
-            previous, before = place, height
-        return total
+    def _at(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """The distribution function at z, and the outcome there."""
+        return self.base.pit(z).double(), self.transform.inverse(z)
 
     def outcomes(self, values: Tensor) -> Tensor:
         return self.transform.inverse(values)
