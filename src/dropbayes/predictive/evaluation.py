@@ -24,7 +24,7 @@ from dropbayes.predictive.scoring import ClassOutcomes, RegressionOutcomes, core
 from dropbayes.predictive.statistics import Observations, Request, Rows, RowStatistics, by_head, joined_rows
 from dropbayes.runtime.formatting import Printed, Table, count
 from dropbayes.runtime.validation import NOT_FINITE, Array, outcomes, row_weights
-from dropbayes.sampling import Inputs, LogMean, Mean, Profile, Sampling, as_inputs, keep_state, network_arguments
+from dropbayes.sampling import Inputs, LogMean, Profile, Sampling, as_inputs, keep_state, network_arguments
 from dropbayes.scores.averages import weighted_mean
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def evaluate(
             }
             joint = LogMean()
             for block in blocks:
-                joint.add(functools.reduce(torch.add, [one.add(block.outputs[i]) for i, one in scored.items()]))
+                joint.add(functools.reduce(torch.add, [one.score(block.outputs[i]) for i, one in scored.items()]))
             joint.finish()
             joint_densities.append(joint.value)
             results.append([one.results() for one in scored.values()])
@@ -202,18 +202,17 @@ def _targets(y: PyTree, inputs: Inputs) -> Tensor:
 # --- the scorer ------------------------------------------------------------------------------------------------------
 
 
-class DrawScores:
-    """The draws of some rows beside the outcomes `y` of these rows, `[row, ...]`, added block by block."""
+class DrawScores(RowStatistics):
+    """The statistics of some rows' draws, with how well these predict the outcomes `y` of the rows, `[row, ...]`."""
 
     def __init__(self, likelihood: Likelihood, y: Tensor) -> None:
-        self.y = y
-        self.statistics = RowStatistics(Request(likelihood), likelihood)
-        self.densities, self.transforms = LogMean(), Mean()
+        super().__init__(Request(likelihood), likelihood)
+        self.y, self.densities = y, LogMean()
 
-    def add(self, output: Tensor) -> Tensor:
+    def score(self, output: Tensor) -> Tensor:
         """Adds outputs `[draw, row, ...]`; the log-density of the outcomes under each draw, `[draw, row]`."""
-        self.statistics.add(output, None)
-        likelihood, exact = self.statistics.likelihood, output.double()
+        self.add(output, None)
+        likelihood, exact = self.likelihood, output.double()
         assert likelihood is not None
         likelihood.check(output, self.y)
         density = likelihood.log_density(exact, self.y)
@@ -221,15 +220,13 @@ class DrawScores:
         if not isinstance(likelihood, ClassLikelihood):
             # The distribution function at the outcome, of the Gaussian with each draw's mean and variance.
             standard = (self.y - likelihood.mean(exact)) / likelihood.variance(exact).sqrt()
-            self.transforms.add(torch.special.ndtr(standard))
+            self.means["pit"].add(torch.special.ndtr(standard))
         return density
 
-    def results(self) -> dict[str, Tensor]:
+    def results(self, dtype: torch.dtype | None = torch.float64) -> dict[str, Tensor]:
         """The statistics of the rows by name, with `y`, their `log_likelihood`, and for numbers `pit`."""
         self.densities.finish()
-        self.transforms.finish()
-        scored = self.statistics.results(torch.float64) | {"y": self.y, "log_likelihood": self.densities.value}
-        return scored | ({"pit": self.transforms.value} if self.transforms.count else {})
+        return super().results(dtype) | {"y": self.y, "log_likelihood": self.densities.value}
 
 
 def row_scores(
@@ -258,9 +255,9 @@ def score_draws(
     Without a likelihood, the Gaussian noise that fits best is taken.
     """
     likelihood = fitted_noise(sampled.double(), y) if likelihood is None else likelihood
-    scores = DrawScores(likelihood, y)
-    scores.add(sampled)
-    rows = scores.results()
+    statistics = DrawScores(likelihood, y)
+    statistics.score(sampled)
+    rows = statistics.results()
     return rows["log_likelihood"], row_scores(rows, likelihood)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -118,12 +119,9 @@ class RowStatistics:
         self.request = request
         self.likelihood = likelihood  # once an output was seen, for outputs of its axes
         self.moments = Moments()
-        self.aleatoric = Mean()  # of the likelihood's variance given the draw
+        self.means = defaultdict[str, Mean](Mean)  # over draws, of all else that is averaged
+        self.kept = defaultdict[str, list[Tensor]](list)  # every draw, of what is not
         self.integrated: Tensor | None = None  # the sum over draws of the variance over an integrated last layer
-        self.entropies = Mean()
-        self.votes = Mean()  # whether a draw has a class as its most probable
-        self.outputs: list[Tensor] = []
-        self.conditionals: list[Tensor] = []  # means given the draw, of which quantiles are taken
         self.dtype = torch.float32
         self.is_complex = self.is_begun = False
 
@@ -139,42 +137,40 @@ class RowStatistics:
         likelihood, self.is_begun = self.likelihood, True
         conditional = output if likelihood is None else likelihood.mean(output)
         if self.request.keep_draws:
-            self.outputs.append(output)
+            self.kept["draws"].append(output)
         if self.request.quantiles:
-            self.conditionals.append(conditional)
+            self.kept["quantiles"].append(conditional)
         self.moments.add(conditional)
         if variance is not None:
             added = variance.double() * len(output)
             self.integrated = added if self.integrated is None else self.integrated + added
         elif likelihood is not None and not isinstance(likelihood, Gaussian):
-            self.aleatoric.add(likelihood.variance(output))
+            self.means["aleatoric"].add(likelihood.variance(output))
         if isinstance(likelihood, ClassLikelihood):
-            probabilities = likelihood.class_probabilities(likelihood.mean(output))
-            self.entropies.add(torch.special.entr(probabilities).sum(-1))
-            self.votes.add(torch.nn.functional.one_hot(probabilities.argmax(-1), probabilities.shape[-1]).bool())
+            probabilities = likelihood.class_probabilities(conditional)
+            chosen = torch.nn.functional.one_hot(probabilities.argmax(-1), probabilities.shape[-1])
+            self.means["expected_entropy"].add(torch.special.entr(probabilities).sum(-1))
+            self.means["votes"].add(chosen.bool())
 
     def results(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """The statistics by name, `[row, ...]`."""
-        for grouped in (self.moments, self.aleatoric, self.entropies, self.votes):
+        for grouped in (self.moments, *self.means.values()):
             grouped.finish()
-        likelihood, mean, epistemic = self.likelihood, self.moments.mean, self.moments.variance
+        mean, epistemic = self.moments.mean, self.moments.variance
         if self.integrated is not None:  # the law of total variance over the last layer's masks
             epistemic = epistemic + self.integrated / self.moments.count
-        statistics = self.of_moments(mean, epistemic)
-        if self.aleatoric.count:
-            statistics["aleatoric"] = self.aleatoric.value
-        if isinstance(likelihood, ClassLikelihood):
-            statistics["entropy"] = torch.special.entr(likelihood.class_probabilities(mean)).sum(-1)
-            statistics["expected_entropy"] = self.entropies.value
-            statistics["variation_ratio"] = 1 - self.votes.value.amax(-1)  # the share of draws against the majority
+        statistics = self.of_moments(mean, epistemic) | {name: one.value for name, one in self.means.items()}
+        if isinstance(self.likelihood, ClassLikelihood):
+            statistics["entropy"] = torch.special.entr(self.likelihood.class_probabilities(mean)).sum(-1)
+            statistics["variation_ratio"] = 1 - statistics.pop("votes").amax(-1)  # the draws against the majority
         dtype = dtype or self.dtype
         statistics = {name: value.to(dtype) for name, value in statistics.items()}
-        if self.conditionals:
-            every = torch.cat(self.conditionals).double()
+        if "quantiles" in self.kept:
+            every = torch.cat(self.kept["quantiles"]).double()
             levels = torch.tensor(self.request.quantiles, dtype=torch.float64, device=every.device)
             statistics["quantiles"] = every.quantile(levels, dim=0).movedim(0, 1).to(dtype)
-        if self.outputs:
-            statistics["draws"] = torch.cat(self.outputs).movedim(0, 1)
+        if "draws" in self.kept:
+            statistics["draws"] = torch.cat(self.kept["draws"]).movedim(0, 1)
         if not self.is_complex:
             return statistics
         # Means and draws as complex numbers; variances E|z - E z|², real and imaginary parts together.
