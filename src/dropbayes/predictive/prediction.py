@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
@@ -135,18 +134,18 @@ class Prediction(Printed):
         """The prediction of one of several outputs, by its name or its place."""
 
         def part(tree: PyTree) -> PyTree:
-            if isinstance(tree, Tensor):  # the classes of the only output
+            if isinstance(tree, Tensor):  # the classes of the only output, or the draws of each row
                 return tree
             return getattr(tree, name) if isinstance(name, str) and not isinstance(tree, Mapping) else tree[name]
 
         try:
             if isinstance(self.mean, Tensor):
                 raise KeyError(name)  # there are no several
-            chosen = {key: part(value) for key, value in self._statistics().items() if key != "draws_used"}
+            chosen = {key: part(value) for key, value in self._statistics().items()}
         except (AttributeError, KeyError, IndexError, TypeError):
             raise KeyError(f"`name` must be that of an output of the network; got {name!r}.") from None
         present = {key: value for key, value in chosen.items() if value is not None}
-        return Prediction.of(present, draws_used=self.draws_used, **self._settings())
+        return Prediction.of(present, **self._settings())
 
     def to(self, device: torch.device | str) -> Prediction:
         """The prediction with its tensors on a device; by this method, frameworks move what a step returns."""
@@ -200,17 +199,16 @@ class Prediction(Printed):
 
     def __getitem__(self, index: Any) -> Prediction:
         """The prediction of some rows: an index, a slice, or a tensor of indices or booleans."""
-        n_rows, is_array = len(self), getattr(index, "ndim", 0) > 0 or getattr(index, "dtype", None) == torch.bool
-        if hasattr(index, "__index__") and not is_array:
-            number = operator.index(index)
-            if not -n_rows <= number < n_rows:
-                raise IndexError(f"`index` must be one of the {n_rows} rows, 0 to {n_rows - 1}; got {number}.")
-            index = slice(number, number + 1 or None)
+        n_rows = len(self)
+        try:
+            rows = torch.arange(n_rows, device=self.mean.device)[(index,)].reshape(-1)
+        except IndexError:
+            raise IndexError(f"`index` must be one of the {n_rows} rows, 0 to {n_rows - 1}; got {index!r}.") from None
         chosen = {}
         for name, value in self._statistics().items():
             rows_first = name in (*CLASS_STATISTICS, "draws_used")
             axis = 0 if rows_first else (self.row_axis or 0) + (name in DRAWS_FIRST)
-            chosen[name] = value[(*[slice(None)] * axis, index)]
+            chosen[name] = value.index_select(axis, rows.to(value.device))
         return Prediction.of(chosen, **self._settings())
 
     def __iter__(self) -> Iterator[Prediction]:
