@@ -69,16 +69,15 @@ class Categorical(ClassLikelihood):
             raise ValueError(
                 f"`y` must hold class labels (integers); got {y.dtype}. Pass y.argmax(...) for one-hot rows."
             )
-        row_axes = output.shape[:axis] + output.shape[output.dim() + axis + 1 :]
-        if y.shape != row_axes[len(row_axes) - y.dim() :] or not -axis <= y.dim() < output.dim():
+        log_probabilities = (output.log() if self.probabilities else output.log_softmax(axis)).movedim(axis, -1)
+        row_axes = log_probabilities.shape[:-1]
+        if not 1 <= y.dim() <= len(row_axes) or y.shape != row_axes[-y.dim() :]:
             raise ValueError(
                 "`y` must have the output's shape less its class axis; got y "
                 f"{tuple(y.shape)} against output {tuple(output.shape)} with class_axis={axis}."
             )
-        log_probabilities = output.log() if self.probabilities else output.log_softmax(axis)
-        labels = y.long().unsqueeze(axis + 1 + y.dim())
-        labels = labels.expand(*output.shape[: output.dim() - labels.dim()], *labels.shape)
-        return sum_events(log_probabilities.gather(axis, labels).squeeze(axis), y)
+        labels = y.long().expand(row_axes)[..., None]
+        return sum_events(log_probabilities.gather(-1, labels).squeeze(-1), y)
 
     def check(self, output: Tensor, y: Tensor | None = None) -> None:
         axis = self.axis if y is None else self.for_output(min(y.dim() + 1, output.dim())).axis
