@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,7 +19,7 @@ from dropbayes.scores.averages import draw_mean, last_axis_mean
 
 # Cells of the tabulated distribution function of Student's t. Its error is below 1e-9 up to these degrees of freedom;
 # beyond them a Gaussian is used (they differ by at most 1/(4ν)).
-_CELLS, _MOST_FREEDOM = 4096, 1000.0
+_CELLS, _MAX_FREEDOM = 4096, 1000.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,8 +92,7 @@ class Mixture:
     @property
     def aleatoric(self) -> Tensor:
         r"""The mean over draws of the variance of the noise: $\sigma_t^2$, for Student's t times $\nu / (\nu - 2)$."""
-        freedom = self.location.new_tensor(self.freedom, dtype=torch.float64)
-        factor = torch.where(freedom.isinf(), 1.0, freedom / (freedom - 2))
+        factor = 1 / (1 - 2 / self.location.new_tensor(self.freedom, dtype=torch.float64))
         return draw_mean(self.scale.square()) * factor.to(self.location)
 
     @property
@@ -114,12 +114,12 @@ class Mixture:
 
     def log_density(self, y: Array) -> Tensor:
         r"""$\log p(\mathbf y)$ of rows at outcomes `[row]` or `[row, output]`: of all outputs together, `[row]`."""
-        density = _log_density(self._standardise(y), self.freedom) - self.scale.log()
+        density = self._by_output(_log_density, y) - self.scale.log()
         return mixture_log_likelihood(density.sum(-1) if density.dim() == 3 else density)
 
     def pit(self, y: Array) -> Tensor:
         """The probability integral transform: the distribution function at y, uniform for a calibrated prediction."""
-        return draw_mean(_distribution(self._standardise(y), self.freedom))
+        return draw_mean(self._by_output(_distribution, y))
 
     def quantile(self, level: float) -> Tensor:
         """The quantile of each row and output: the root of the distribution function minus `level`.
@@ -155,7 +155,7 @@ class Mixture:
             outcome = float_tensor(y)
             return torch.stack([self.output(k).crps(outcome[:, k]) for k in range(self.location.shape[2])], -1)
         z = self._standardise(y)
-        if self.freedom > _MOST_FREEDOM:
+        if self.freedom > _MAX_FREEDOM:
             outcome = float_tensor(y).to(self.location)
             score = crps(self.location.flatten(1), outcome.flatten(), noise_variance=self.scale.square().flatten(1))
             return score.view(outcome.shape)
@@ -198,26 +198,27 @@ class Mixture:
             )
         return (outcome - self.location) / self.scale
 
+    def _by_output(self, function: Callable[[Tensor, float], Tensor], y: Array) -> Tensor:
+        """A function of the standard noise at the outcomes, of each output with its degrees of freedom."""
+        z = self._standardise(y)
+        if not isinstance(self.freedom, tuple):
+            return function(z, self.freedom)
+        return torch.stack([function(z[..., k], nu) for k, nu in enumerate(self.freedom)], -1)
+
 
 # --- the standard noise: Gaussian or Student's t ------------------------------------------------------------------
 
 
-def _log_density(z: Tensor, freedom: tuple[float, ...] | float) -> Tensor:
-    nu = z.new_tensor(freedom)
-    is_gaussian = nu.isinf()
-    if bool(is_gaussian.all()):
+def _log_density(z: Tensor, freedom: float) -> Tensor:
+    if math.isinf(freedom):
         return -0.5 * (z.square() + math.log(2 * math.pi))
-    constant = torch.lgamma((nu + 1) / 2) - torch.lgamma(nu / 2) - 0.5 * torch.log(nu * math.pi)
-    student = constant - 0.5 * (nu + 1) * torch.log1p(z.square() / nu)
-    if not bool(is_gaussian.any()):
-        return student
-    return torch.where(is_gaussian, -0.5 * (z.square() + math.log(2 * math.pi)), student)
+    half = (freedom + 1) / 2
+    constant = math.lgamma(half) - math.lgamma(freedom / 2) - 0.5 * math.log(freedom * math.pi)
+    return constant - half * torch.log1p(z.square() / freedom)
 
 
-def _distribution(z: Tensor, freedom: tuple[float, ...] | float) -> Tensor:
-    if isinstance(freedom, tuple):
-        return torch.stack([_distribution(z[..., k], nu) for k, nu in enumerate(freedom)], -1)
-    if freedom > _MOST_FREEDOM:
+def _distribution(z: Tensor, freedom: float) -> Tensor:
+    if freedom > _MAX_FREEDOM:
         return torch.special.ndtr(z)
     cell = (torch.atan(z / math.sqrt(freedom)) / math.pi + 0.5) * _CELLS
     index = cell.floor().clamp(0, _CELLS - 1).nan_to_num(nan=0.0)
@@ -248,7 +249,7 @@ def _root(location: Tensor, scale: Tensor, level: float, freedom: float, start: 
     """The quantile of each row by Newton's method inside a bracket; a step that would leave it bisects instead."""
     import scipy.special
 
-    quantile = scipy.special.stdtrit(freedom, level) if freedom <= _MOST_FREEDOM else scipy.special.ndtri(level)
+    quantile = scipy.special.stdtrit(freedom, level) if freedom <= _MAX_FREEDOM else scipy.special.ndtri(level)
     ends = location + float(quantile) * scale
     low, high = ends.amin(1), ends.amax(1)  # a mixture's quantile lies between those of its components
     root = start.clamp(low, high)
