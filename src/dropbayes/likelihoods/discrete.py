@@ -84,18 +84,7 @@ class Categorical(ClassLikelihood):
         self._check_classes(output, axis)
         total = output.sum(axis)
         normalised = bool((output >= 0).all()) and torch.allclose(total, torch.ones_like(total), atol=1e-3)
-        if normalised and not self.probabilities:
-            warnings.warn(
-                "the network's outputs are probabilities already (they are positive and sum to 1), and Categorical() "
-                "takes a second softmax of them. Use Categorical(probabilities=True), or leave out the network's last "
-                "softmax.",
-                stacklevel=2,
-            )
-        if self.probabilities and not normalised:
-            raise ValueError(
-                "`likelihood` Categorical(probabilities=True) needs outputs that are positive and sum to 1 over the "
-                "classes; the network's are not. Use Categorical() for logits."
-            )
+        _check_link(self, "softmax", "are positive and sum to 1 over the classes", normalised)
         if y is not None and len(y) and not (int(y.min()) >= 0 and int(y.max()) < output.shape[axis]):
             raise ValueError(
                 f"`y` must hold class labels from 0 to {output.shape[axis] - 1}, the network's classes; got labels "
@@ -136,17 +125,8 @@ class Bernoulli(ClassLikelihood):
 
     def check(self, output: Tensor, y: Tensor | None = None) -> None:
         bounded = bool(((output >= 0) & (output <= 1)).all())
-        if bounded and not self.probabilities and output.numel() >= 32:  # fewer may all lie in [0, 1] by chance
-            warnings.warn(
-                "every output of the network lies in [0, 1]: if it ends in a sigmoid, Bernoulli() takes a second one. "
-                "Use Bernoulli(probabilities=True), or leave out the network's last sigmoid.",
-                stacklevel=2,
-            )
-        if self.probabilities and not bounded:
-            raise ValueError(
-                "`likelihood` Bernoulli(probabilities=True) needs outputs in [0, 1]; the network's are not. Use "
-                "Bernoulli() for logits."
-            )
+        if self.probabilities or output.numel() >= 32:  # fewer logits may all lie in [0, 1] by chance
+            _check_link(self, "sigmoid", "lie in [0, 1]", bounded)
         if y is not None and not bool(((y >= 0) & (y <= 1)).all()):
             raise ValueError(
                 f"`y` must hold 0 and 1 for Bernoulli; got values from {y.min().item():g} to {y.max().item():g}. "
@@ -158,6 +138,22 @@ class Bernoulli(ClassLikelihood):
 
     def sample(self, output: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         return torch.bernoulli(self.mean(output), generator=generator)
+
+
+def _check_link(likelihood: Categorical | Bernoulli, link: str, rule: str, holds: bool) -> None:
+    """Warns of probabilities that would be taken for logits, and raises for logits taken for probabilities."""
+    name = type(likelihood).__name__
+    if holds and not likelihood.probabilities:
+        warnings.warn(
+            f"the network's outputs {rule}, as probabilities do: if it ends in a {link}, {name}() takes a second "
+            f"{link} of them. Use {name}(probabilities=True), or leave out the network's last {link}.",
+            stacklevel=3,
+        )
+    if likelihood.probabilities and not holds:
+        raise ValueError(
+            f"`likelihood` {name}(probabilities=True) needs outputs that {rule}; the network's do not. Use {name}() "
+            "for logits."
+        )
 
 
 @dataclass(frozen=True)
