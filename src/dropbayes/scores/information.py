@@ -94,8 +94,7 @@ def variation_ratio(probability_draws: Array) -> Tensor:
     """
     draws = _draws(probability_draws)
     chosen = draws.argmax(-1)
-    votes = torch.stack([(chosen == label).sum(0) for label in range(draws.shape[-1])], dim=-1)
-    return 1 - votes.to(draws.dtype).amax(-1) / draws.shape[0]
+    return 1 - (chosen == chosen.mode(0).values).sum(0).to(draws.dtype) / len(draws)
 
 
 @dataclass(frozen=True)
