@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
 from dropbayes.layers.conversion import Rates, add_dropout, settable_drop_probs, with_drop_probs
-from dropbayes.likelihoods import Gaussian, Likelihood, output_tensor
+from dropbayes.likelihoods import Gaussian, Likelihood, output_tensor, predictive_log_density
 from dropbayes.linear.passes import linear_plan
 from dropbayes.linear.points import standard_points
 from dropbayes.predictive.evaluation import checked_targets, fitted_noise
@@ -188,7 +188,7 @@ class HeldOut:
         sampled, noisy = sampled.double(), self.likelihood
         if isinstance(noisy, Gaussian):
             noisy = fitted_noise(sampled[:, rows], self.y[rows])
-        return noisy, noisy.log_density(sampled, self.y).logsumexp(0) - math.log(len(sampled))
+        return noisy, predictive_log_density(noisy, sampled, self.y)
 
 
 class NextTokens(nn.Module):
@@ -204,9 +204,8 @@ class NextTokens(nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """The log-probabilities `[row, position - 1]`."""
         known = {} if attention_mask is None else {"attention_mask": attention_mask}
-        output = self.model(input_ids=input_ids, **known)
-        logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
-        if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[:2] != input_ids.shape:
+        logits = output_tensor(self.model(input_ids=input_ids, **known))
+        if logits.dim() != 3 or logits.shape[:2] != input_ids.shape:
             raise ValueError(
                 "`net` must be a causal language model, with logits [row, position, token] for every position: "
                 "without outcomes `y`, `x` is a text."
