@@ -56,7 +56,7 @@ def frame_inputs(schema: Schema, frame: Any, *, learn_missing: bool) -> Numbers:
 
     Missing cells are filled and flagged, and new categories encoded as zeros, or else refused.
     """
-    from dropbayes.estimators.columns.encoding import encode
+    from dropbayes.estimators.columns.schema import encode
 
     encoded = encode(schema, as_table(frame, "X"), at=_location, allow_new=learn_missing, flag='missing="learn"')
     if encoded.missing and not learn_missing:

@@ -1,8 +1,12 @@
-"""Tests of schemas."""
+"""Tests of schemas, and of rows as inputs of a network."""
 
-from dropbayes.estimators.columns import Column, Schema
+import pyarrow as pa
+import pytest
+
+from dropbayes.estimators.columns import Cells, Column, Schema, column_of, encode
 from dropbayes.estimators.columns.notation import Notation
 from dropbayes.estimators.columns.schema import as_json, from_json
+from tests.estimators.columns.places import at, texts
 
 
 def test_a_schema_comes_back_from_json():
@@ -13,3 +17,52 @@ def test_a_schema_comes_back_from_json():
         "y", "classification", {"id": "as asked"}, ("", "-"), Notation(",", ".", "%"),
     )  # fmt: skip
     assert from_json(as_json(schema)) == schema
+
+
+def test_a_number_is_filled_by_its_median_and_flagged():
+    column = column_of(Cells(texts("1", "", "2", "10"), "a", at))
+    assert column == Column("a", "number", fill=2.0, flagged=True, low=1.0, high=10.0)
+    found = encode(Schema((column,), "y", "regression"), pa.table({"a": ["5", "NA"]}), at=at)
+    assert found.x.tolist() == [[5.0, 0.0], [2.0, 1.0]] and found.missing == {"a": 1}
+
+
+def test_a_category_has_one_input_for_each_text_and_one_for_missing():
+    column = column_of(Cells(texts("b", "a", "?", "b"), "c", at))
+    assert column.inputs == ("c = a", "c = b", "c is missing")
+    schema = Schema((column,), "y", "regression")
+    found = encode(schema, pa.table({"c": ["a", "b", "", "z"]}), at=at, allow_new=True)
+    assert found.x.tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 0]] and found.new == {"c": 1}
+    with pytest.raises(ValueError, match="row 3, column 'c': 'z' was not seen in training"):
+        encode(schema, pa.table({"c": ["a", "b", "", "z"]}), at=at)
+
+
+def test_booleans_are_one_and_zero_however_written():
+    schema = Schema((column_of(Cells(texts("True", "false", "", "TRUE"), "b", at)),), "y", "regression")
+    for values in (["true", "False", "NA"], [True, False, None]):
+        assert encode(schema, pa.table({"b": values}), at=at).x.tolist() == [[1, 0], [0, 0], [1, 1]]
+
+
+def test_values_beyond_the_training_rows_are_marked():
+    schema = Schema(
+        (Column("a", "number", low=0.0, high=1.0), Column("c", "category", categories=("x",))), "y", "regression"
+    )
+    encoded = encode(schema, pa.table({"a": ["0", "2", "", "-1"], "c": ["x", "x", "x", "z"]}), at=at, allow_new=True)
+    assert encoded.outside_names() == ["", "a", "", "a; c"]
+
+
+def test_dates_of_another_format_are_refused_with_their_row():
+    column = column_of(Cells(texts("2020-01-05", "2021-03-04", "2022-05-06"), "d", at))
+    schema = Schema((column,), "y", "regression")
+    inputs = encode(schema, pa.table({"d": ["2021-03-04", "NA"]}), at=at).x
+    assert inputs[0].tolist() == inputs[1].tolist()  # the median stands in for what is missing
+    with pytest.raises(ValueError, match="row 1, column 'd': must be a date written as 2020-12-31"):
+        encode(schema, pa.table({"d": ["2021-03-04", "4.3.2021"]}), at=at)
+
+
+@pytest.mark.parametrize("wrong", [[7, 0], [0.5, 1.0], ["7", "no"]])
+def test_a_number_other_than_0_and_1_in_a_column_of_booleans_is_refused(wrong):
+    schema = Schema((Column("flag", "boolean", fill=1.0),), "", "regression", {})
+    with pytest.raises(ValueError, match=r"column 'flag': must be true or false, as in training; got"):
+        encode(schema, pa.table({"flag": wrong}), at=str)
+    for known in ([True, False, None], [1, 0, None], [1.0, 0.0, float("nan")], ["Yes", "no", ""]):
+        assert encode(schema, pa.table({"flag": known}), at=str).x.ravel().tolist() == [1, 0, 1]

@@ -28,8 +28,8 @@ from dropbayes.app.models.storage import calibration_text, range_text
 from dropbayes.app.tables.training import TrainingRows
 from dropbayes.estimators.columns import Cells, Column
 from dropbayes.estimators.columns.dates import date_inputs
-from dropbayes.estimators.columns.encoding import column_values
 from dropbayes.estimators.columns.notation import PLAIN
+from dropbayes.estimators.columns.schema import column_values
 from dropbayes.linear import shapley
 from dropbayes.population import network
 from dropbayes.predictive import Mixture

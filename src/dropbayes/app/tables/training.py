@@ -13,10 +13,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dropbayes.estimators.columns.cells import MISSING, Cells, Place
-from dropbayes.estimators.columns.encoding import column_values, encode
 from dropbayes.estimators.columns.inference import LeftOut, Problem, column_of, kind_of
 from dropbayes.estimators.columns.notation import NUMBER, PLAIN, Notation
-from dropbayes.estimators.columns.schema import Column, Schema, Task, list_names
+from dropbayes.estimators.columns.schema import Column, Schema, Task, column_values, encode, list_names
 from dropbayes.runtime.arrays import Numbers
 from dropbayes.runtime.validation import check_choice, quote
 

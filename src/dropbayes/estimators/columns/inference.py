@@ -11,9 +11,8 @@ import pyarrow.compute as pc
 
 from dropbayes.estimators.columns.cells import BOOLEANS, Cells, first_failure, is_numeric
 from dropbayes.estimators.columns.dates import date_format_of, date_parts, is_date
-from dropbayes.estimators.columns.encoding import column_values
 from dropbayes.estimators.columns.notation import NUMBER, mixed_currencies, notation_of
-from dropbayes.estimators.columns.schema import Column, Kind
+from dropbayes.estimators.columns.schema import Column, Kind, column_values
 from dropbayes.runtime.validation import quote
 
 UNNAMED = "unnamed_"
