@@ -86,7 +86,7 @@ class DropoutEstimator(Parameters, Ensemble):
             self._continue_and_test(self._with_bins(x), y, weight)
             self._set_bounds(y)
             return
-        bins = Bins.of(x, max_inputs=self._effort.bin_inputs) if isinstance(self.drop_prob, str) else None
+        bins = Bins.of(x, max_inputs=self._effort.bin_inputs) if self._is_searched else None
         self.bins_ = bins if bins and bins.n_inputs else None
         self.process_ = None  # of an earlier fit
         # A process would see the rows of its own group, or of the future.
@@ -193,7 +193,7 @@ class DropoutEstimator(Parameters, Ensemble):
     @property
     def _n_trees(self) -> int:
         """The number of trees of each fold beside the networks; none where the caller names the networks."""
-        return self._effort.n_trees if isinstance(self.drop_prob, str) and not self.warm_start else 0
+        return self._effort.n_trees if self._is_searched and not self.warm_start else 0
 
     def _rows_and_parts(self, choice: EnsembleChoice) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Inputs without bins, targets, weights and fold of all rows of a search, the held-out rows first."""

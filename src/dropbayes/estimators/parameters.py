@@ -58,8 +58,8 @@ class Parameters(BaseEstimator):
             raise ValueError(f"`learning_rate` must be 'auto' or a positive number; got {rate!r}.")
         for name in ("drop_prob", "weight_decay"):
             value = getattr(self, name)
-            tried = value if isinstance(value, list) else [value]
-            given = [p for one in tried for p in (one if isinstance(one, tuple) and name == "drop_prob" else (one,))]
+            in_tuples = name == "drop_prob"
+            given = [p for one in _listed(value) for p in (one if isinstance(one, tuple) and in_tuples else (one,))]
             numeric = given and all(isinstance(p, numbers.Real) and 0 <= float(p) < np.inf for p in given)
             if not numeric and not (isinstance(value, str) and value == "search"):
                 raise ValueError(f"`{name}` must be 'search', a number >= 0, or a list of such to try; got {value!r}.")
@@ -87,37 +87,30 @@ class Parameters(BaseEstimator):
         epochs = (steps if self.n_steps == "auto" else int(self.n_steps)) / per_epoch
         return max(1, round(share * max(self.min_epochs, epochs)))
 
+    @property
+    def _is_searched(self) -> bool:
+        """Whether the effort chooses the candidates, and what stands beside the networks: the caller names none."""
+        return isinstance(self.drop_prob, str)
+
     def _grid(self, n_rows: int) -> tuple[list[Member], int]:
         """The candidates, and the number of finalists to train again for all steps."""
-        effort, n_layers = self._effort, len(self._hidden_widths(n_rows))
-        n_finalists = 0
-        if isinstance(self.drop_prob, str):
-            n_finalists = effort.n_finalists
-            bins = getattr(self, "bins_", None)
-            columns = bins and len(bins.edges)
-            seen = [(candidate, columns, False) for candidate in effort.candidates]
-            seen += [(candidate, None, False) for candidate in effort.binned if bins]
-            seen += [(candidate, columns, True) for candidate in effort.offset if getattr(self, "process_", None)]
-            tried = [((inputs, *[units] * n_layers), share, n, offset) for (inputs, units, share), n, offset in seen]
-        else:
-            given = self.drop_prob if isinstance(self.drop_prob, list) else [self.drop_prob]
-            tried = [(drop_prob, 1.0, None, False) for drop_prob in given]
-        decay = self.weight_decay
-        decays = effort.weight_decays if isinstance(decay, str) else decay if isinstance(decay, list) else [decay]
+        effort, n_finalists, n_layers = self._effort, 0, len(self._hidden_widths(n_rows))
+        tried = [{"drop_prob": one, "epochs": self._epochs(n_rows)} for one in _listed(self.drop_prob)]
+        if self._is_searched:
+            bins, n_finalists = getattr(self, "bins_", None), effort.n_finalists
+            plain = {"n_inputs": bins and len(bins.edges)}
+            kinds = [(effort.candidates, plain)]
+            kinds += [(effort.binned, {})] if bins else []
+            kinds += [(effort.offset, {**plain, "offset": True})] if getattr(self, "process_", None) else []
+            tried = [
+                {"drop_prob": (inputs, *[units] * n_layers), "epochs": self._epochs(n_rows, share), **kind}
+                for candidates, kind in kinds
+                for inputs, units, share in candidates
+            ]
+        decays = effort.weight_decays if isinstance(self.weight_decay, str) else _listed(self.weight_decay)
         rate = effort.learning_rate * max(1.0, self._batch_size(n_rows) / 128) ** 0.5
         rate = rate if self.learning_rate == "auto" else float(self.learning_rate)
-        grid = [
-            Member(
-                drop_prob=drop_prob,
-                weight_decay=value,
-                learning_rate=rate,
-                epochs=self._epochs(n_rows, share),
-                n_inputs=n_inputs,
-                offset=offset,
-            )
-            for drop_prob, share, n_inputs, offset in tried
-            for value in decays
-        ]
+        grid = [Member(**one, weight_decay=decay, learning_rate=rate) for one in tried for decay in decays]
         return grid, n_finalists
 
     def _folds(self, n_rows: int) -> int:
@@ -127,3 +120,7 @@ class Parameters(BaseEstimator):
         if self.n_networks != "auto":
             return int(self.n_networks)
         return self._effort.n_networks if n_rows < MANY_ROWS else self._effort.large_networks
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]

@@ -152,7 +152,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         return z.numpy()
 
     def _fit_process(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> Offset | None:
-        suited = isinstance(self.drop_prob, str) and self.noise == "student" and self._effort.offset
+        suited = self._is_searched and self.noise == "student" and self._effort.offset
         if not suited or self.warm_start or y.size > len(y) or len(x) > MAX_ROWS:
             return None
         standard, share = _standardised(x, weight)
