@@ -162,7 +162,7 @@ def test_the_same_weights_rescaled_give_the_same_noise():
 @pytest.mark.parametrize("weight", [-1.0, 0.0])
 def test_negative_or_vanishing_weights_are_refused(weight):
     x, y = toy(20)
-    with pytest.raises(ValueError, match=r"[Nn]egative|at least one non-zero"):
+    with pytest.raises(ValueError, match="`sample_weight` must be zero or more and not all zero"):
         DropoutRegressor(**QUICK).fit(x, y, sample_weight=np.full(20, weight))
 
 

@@ -17,10 +17,11 @@ from dropbayes.estimators.frames import as_array
 from dropbayes.estimators.learning import DropoutEstimator
 from dropbayes.estimators.process import Offset
 from dropbayes.estimators.recalibration import pool_weights
-from dropbayes.estimators.rows import missing_rows, row_weights
+from dropbayes.estimators.rows import missing_rows
 from dropbayes.estimators.trees import Trees, grow_trees
 from dropbayes.population import EnsembleChoice
 from dropbayes.runtime.devices import on_cpu
+from dropbayes.runtime.validation import row_weights
 
 
 @dataclass(eq=False, repr=False)
@@ -107,12 +108,12 @@ class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
         if len({isinstance(label, str) for label in labels}) > 1:
             raise ValueError("`y` must hold labels of one kind; got texts and others. Make all of them texts with str.")
         check_classification_targets(y)
-        weight = row_weights(sample_weight, x)
+        weight = row_weights(as_array(sample_weight), len(x)).numpy()
         if self.class_weight is not None:
             by_class = compute_sample_weight(self.class_weight, labels)
             if by_class.min() < 0:
                 raise ValueError(f"`class_weight` must not be negative; got {self.class_weight}.")
-            weight = row_weights(weight * by_class, x)
+            weight = row_weights(weight * by_class, len(x)).numpy()
         return x, labels, weight
 
     @on_cpu

@@ -15,17 +15,17 @@ from torch import Tensor
 from dropbayes.estimators.atoms import fit_atoms
 from dropbayes.estimators.ensembles import RegressionEnsemble
 from dropbayes.estimators.extrapolation import Bounds, Gap, find_gap, fit_extrapolation
+from dropbayes.estimators.frames import as_array
 from dropbayes.estimators.learning import DropoutEstimator
 from dropbayes.estimators.noise import fit_noise
 from dropbayes.estimators.parameters import FOLDS
 from dropbayes.estimators.process import MAX_ROWS, Offset, fit_process, offset_draws
-from dropbayes.estimators.rows import row_weights
 from dropbayes.estimators.transforms import candidate_transforms
 from dropbayes.estimators.trees import GREEDY_SHARE, among, grow_boosted, grow_forest, prefers_boosted, tree_share
 from dropbayes.population import EnsembleChoice, Population, Task, draws
 from dropbayes.population.standardisation import moments
 from dropbayes.runtime.devices import cpu_threads, on_cpu
-from dropbayes.runtime.validation import check_count
+from dropbayes.runtime.validation import check_count, row_weights
 
 # The rows of a gap, and the draws for each, to which the spread far from the rows is fitted.
 _GAP_ROWS, _GAP_DRAWS = 1000, 32
@@ -299,7 +299,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         if not reset and (y.ndim == 1) != self.one_column_:
             raise ValueError(f"`y` must be {'[row]' if self.one_column_ else '[row, output]'}, as in the first fit.")
         self.one_column_ = y.ndim == 1
-        return x, y, row_weights(sample_weight, x)
+        return x, y, row_weights(as_array(sample_weight), len(x)).numpy()
 
     @on_cpu
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:

@@ -1,25 +1,16 @@
-r"""The training rows of an estimator: their weights, times and groups, and their canonical order."""
+r"""The training rows of an estimator: their times and groups, and their canonical order."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from sklearn.utils.validation import _check_sample_weight
 
 from dropbayes.estimators.frames import as_array
 
 # Larger weights enter the objective: as repeated rows they would cost memory. A table with more copies of each row
 # than that has few distinct rows, which are repeated observations and not copies.
 _MAX_COPIES = 10
-
-
-def row_weights(sample_weight: Any, x: np.ndarray) -> np.ndarray:
-    """The validated weights of rows, ones by default; raises if any is negative or all are zero."""
-    weights = _check_sample_weight(as_array(sample_weight, "sample_weight"), x, ensure_non_negative=True)
-    if not weights.any():  # which scikit-learn 1.6 lets pass
-        raise ValueError("`sample_weight` must have at least one non-zero weight; all are zero.")
-    return weights
 
 
 def missing_rows(names: Any, *, none: bool = False) -> np.ndarray:
