@@ -119,9 +119,10 @@ def test_the_transform_of_an_outcome_agrees_with_the_intervals(regressor, method
     assert (inside == (np.abs(2 * pit - 1) <= 0.8)).mean() > 0.99  # equal but at the very ends
 
 
-def test_blocks_are_the_whole(regressor):
+def test_blocks_are_the_whole(regressor, monkeypatch):
     view = fitted(regressor, Y, "isotonic")
-    blocks = torch.cat([mixture.quantile(0.7) for _, mixture in view.predictive_blocks(X[:50], block_rows=7)])
+    monkeypatch.setattr(type(view), "block_rows", 7)
+    blocks = torch.cat([mixture.quantile(0.7) for _, mixture in view.predictive_blocks(X[:50])])
     torch.testing.assert_close(blocks, view.predictive(X[:50]).quantile(0.7))
 
 

@@ -112,7 +112,7 @@ def test_outcomes_of_another_shape_are_refused_not_broadcast(regressor):
         model.log_likelihood(x, label - 1)
 
 
-def test_the_predictive_distribution_is_what_predict_reads(regressor):
+def test_the_predictive_distribution_is_what_predict_reads(regressor, monkeypatch):
     x, y = toy(50, seed=7)
     mixture = regressor.predictive(x)
     assert mixture.n_draws == 2 * 200
@@ -121,7 +121,8 @@ def test_the_predictive_distribution_is_what_predict_reads(regressor):
     np.testing.assert_array_equal(mixture.std, std)
     assert float(mixture.log_density(y).mean()) == pytest.approx(regressor.log_likelihood(x, y))
     np.testing.assert_allclose(mixture.aleatoric, 1 / regressor.precision_)
-    blocks = list(regressor.predictive_blocks(x, block_rows=20))
+    monkeypatch.setattr(type(regressor), "block_rows", 20)
+    blocks = list(regressor.predictive_blocks(x))
     assert [len(block.mean) for _, block in blocks] == [20, 20, 10]
     np.testing.assert_allclose(np.concatenate([block.mean for _, block in blocks]), mean, rtol=1e-12)
 

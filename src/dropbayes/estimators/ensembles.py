@@ -142,7 +142,7 @@ class Ensemble(ABC):
         """The number of inputs of the networks without those of the bins."""
         return self.population_.x_mean.shape[1] - (0 if self.bins_ is None else self.bins_.n_inputs)
 
-    def _output_blocks(self, x: np.ndarray, block_rows: int | None) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    def _output_blocks(self, x: np.ndarray) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Rows, their standardised inputs, and the networks' outputs `[draw, network, row, output]`, block by block.
 
         A draw is a function: its value for a row does not depend on the other rows.
@@ -151,7 +151,7 @@ class Ensemble(ABC):
         random = [bool((p > 0).any()) for p in population.drop_prob]
         # Where nothing is dropped and no process adds its draws, each network is one function.
         several = any(random) or any(member.offset for member in population.members)
-        n_rows, n_draws = block_rows or self.block_rows, self._n_drawn if several else 1
+        n_rows, n_draws = self.block_rows, self._n_drawn if several else 1
         for start in range(0, len(x), n_rows):
             rows = slice(start, min(start + n_rows, len(x)))
             standard = self._standard(x[rows])
@@ -266,18 +266,13 @@ class RegressionEnsemble(Ensemble):
     @on_cpu
     def predictive(self, X: Any) -> Mixture:
         """The predictive distribution of each row: a mixture over the draws of all networks, in the units of y."""
-        blocks = [mixture for _, mixture in self._uncalibrated_blocks(X, None)]
+        blocks = [mixture for _, mixture in self._uncalibrated_blocks(X)]
         location, scale = (torch.cat([getattr(m, name) for m in blocks], 1) for name in ("location", "scale"))
         return self._in_units(Mixture(location, scale, blocks[0].freedom))
 
-    def predictive_blocks(self, X: Any, *, block_rows: int | None = None) -> Iterator[tuple[slice, Mixture]]:
-        """Yields each block of rows with its `predictive`, so that memory stays bounded.
-
-        Args:
-            X: Inputs `[row, feature]`.
-            block_rows: Rows per block; chosen from the number of draws by default.
-        """
-        for rows, mixture in self._uncalibrated_blocks(X, block_rows):
+    def predictive_blocks(self, X: Any) -> Iterator[tuple[slice, Mixture]]:
+        """Yields each block of rows with its `predictive`, so that memory stays bounded."""
+        for rows, mixture in self._uncalibrated_blocks(X):
             yield rows, self._in_units(mixture)
 
     def _in_units(self, mixture: Mixture) -> Mixture:
@@ -288,9 +283,9 @@ class RegressionEnsemble(Ensemble):
             return (MappedMixture if guaranteed else AtomMixture)(mixture, self.atoms_)  # a guarantee needs both ends
         return mixture if self.transform_.name == "none" else TransformedMixture(mixture, self.transform_)
 
-    def _uncalibrated_blocks(self, X: Any, block_rows: int | None) -> Iterator[tuple[slice, Mixture]]:
+    def _uncalibrated_blocks(self, X: Any) -> Iterator[tuple[slice, Mixture]]:
         x = self._inputs(X)
-        for rows, inputs, outputs in self._output_blocks(x, block_rows):
+        for rows, inputs, outputs in self._output_blocks(x):
             mixture = self._mixture(x[rows], inputs, outputs)
             yield rows, mixture.output(0) if self.one_column_ else mixture
 
@@ -434,10 +429,10 @@ class ClassEnsemble(Ensemble):
         """The class probabilities of every draw, `[draw, row, class]`: one function each."""
         return torch.cat([probabilities for _, probabilities in self.draw_blocks(X)], 1)
 
-    def draw_blocks(self, X: Any, *, block_rows: int | None = None) -> Iterator[tuple[slice, Tensor]]:
+    def draw_blocks(self, X: Any) -> Iterator[tuple[slice, Tensor]]:
         """Yields each block of rows with its `draws`; see `RegressionEnsemble.predictive_blocks`."""
         x = self._inputs(X)
-        for rows, _, outputs in self._output_blocks(x, block_rows):
+        for rows, _, outputs in self._output_blocks(x):
             logits, known = outputs.double().cpu(), [trees for trees in (self.forest_, self.boosted_) if trees]
             shift = sum(trees.weight * trees.evidence(x[rows], self.class_shares_) for trees in known)
             draws = tempered(logits, self.temperature_, self.class_shares_, shift).exp().flatten(0, 1)
