@@ -10,7 +10,6 @@ import torch
 from sklearn.base import ClassifierMixin
 from sklearn.utils import column_or_1d, compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
-from torch import Tensor
 
 from dropbayes.estimators.ensembles import ClassEnsemble
 from dropbayes.estimators.frames import as_array
@@ -81,7 +80,12 @@ class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
     def _fit_noise(self, choice: EnsembleChoice, offset: Offset | None, *, forward: bool) -> None:
         _, codes, weight = choice.held_out_rows()
         draws = choice.held_out_draws(self._effort.noise_draws).double().cpu()
-        grown, evidence = self._grow_trees(choice) if not forward else ((), draws.new_zeros(0, *draws.shape[1:]))
+        grown: tuple[Trees, ...] = ()
+        rows, evidence = self._rows_and_parts(choice), draws.new_zeros(0, *draws.shape[1:])
+        _, y, _, part = rows
+        knows_classes = all(len(np.unique(y[part != number])) > 1 for number in np.unique(part))
+        if self._n_trees and knows_classes and not forward:
+            grown, evidence = grow_trees(rows, len(codes), self._n_trees, self.class_shares_, self.seed_)
         fitted = pool_weights(draws, codes, weight, self.class_shares_, evidence)
         self.temperature_, weights, self.held_out_score_ = fitted
         pairs = zip(grown, weights, strict=True)
@@ -89,14 +93,6 @@ class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
         self.forest_, self.boosted_ = used or (None, None)
         shares = torch.from_numpy(self.class_shares_).log()[codes]
         self.baseline_score_ = float((shares * weight).sum() / weight.sum())
-
-    def _grow_trees(self, choice: EnsembleChoice) -> tuple[tuple[Trees, ...], Tensor]:
-        """Trees of all rows of the search, and their evidence on its held-out rows."""
-        rows, n_held = self._rows_and_parts(choice), sum(map(len, choice.held_out))
-        _, y, _, part = rows
-        if not self._n_trees or any(len(np.unique(y[part != number])) < 2 for number in np.unique(part)):
-            return (), torch.zeros(0, n_held, len(self.classes_)).double()
-        return grow_trees(rows, n_held, self._n_trees, self.class_shares_, self.seed_)
 
     def _training_data(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> tuple[Any, Any, Any]:
         given = as_array(y, "y")

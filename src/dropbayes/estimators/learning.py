@@ -84,13 +84,11 @@ class DropoutEstimator(Parameters, Ensemble):
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
         if self._is_warm():
             self._continue_and_test(self._with_bins(x), y, weight)
-            self._set_bounds(y)
             return
         bins = Bins.of(x, max_inputs=self._effort.bin_inputs) if self._is_searched else None
         self.bins_ = bins if bins and bins.n_inputs else None
         self.process_ = None  # of an earlier fit
-        # A process would see the rows of its own group, or of the future.
-        offset = self._fit_process(x, y, weight) if groups is None else None
+        offset, gap = self._offset_and_gap(Task(x, y, weight), in_groups=groups is not None)
         x = self._with_bins(x)
         self.rows_tested_ = min(len(x), _REMEMBERED_ROWS)  # in case `partial_fit` follows
         n_stacked = len(self._grid(len(x))[0]) * (FOLDS if len(x) < MANY_ROWS else 1)
@@ -103,11 +101,9 @@ class DropoutEstimator(Parameters, Ensemble):
             self.search_edges_ = search_edges(choice)
             if not any(member.offset for member in choice.members):
                 offset = self.process_ = None
-            gap = self._gap(x, weight)
             self.population_, without_gap = self._train_ensemble(data, choice, offset, gap, progress)
             self._refuse_divergence()
             self._fit_noise(choice, offset, forward=times is not None)
-            self._set_bounds(y)
             if gap is not None:
                 self._fit_extrapolation(gap, without_gap, data)
 
@@ -260,30 +256,21 @@ class DropoutEstimator(Parameters, Ensemble):
         self._set_precision(1 / variance)
         self.rows_tested_ = min(total, _REMEMBERED_ROWS)
         self._continue(x, y, weight, 1, "constant")
-        if getattr(self, "bounds_", None) is not None:  # the first rows of a stream are too few for bounds
-            self._set_bounds(y)
 
     @abstractmethod
     def _fit_noise(self, choice: EnsembleChoice, offset: Offset | None, *, forward: bool) -> None:
         """Fits the noise or temperature to the held-out draws of a search, whose rows are in temporal order or not."""
 
-    def _fit_process(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> Offset | None:
-        """Fits the process whose errors candidates may learn; None for none."""
-        return None
+    def _offset_and_gap(self, data: Task, *, in_groups: bool) -> tuple[Offset | None, Gap | None]:
+        """What a process predicts, whose errors candidates may learn, and a gap that teaches how predictions part."""
+        return None, None
 
     def _task_targets(self, x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
         """The targets of each task of the networks: y, and what the process leaves of it."""
         return [y]
 
-    def _gap(self, x: np.ndarray, weight: np.ndarray) -> Gap | None:
-        """A gap in the rows whose errors teach how predictions part far from the rows; None to leave them."""
-        return None
-
     def _fit_extrapolation(self, gap: Gap, without_gap: Population, data: Task) -> None:
         """Fits the spread of the draws far from the rows to the rows of a gap."""
-
-    def _set_bounds(self, y: np.ndarray) -> None:
-        """Sets the bounds of the predictions, or widens them by the targets of more rows."""
 
     @property
     def _n_classes(self) -> int | None:

@@ -136,6 +136,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
                     self.__dict__.pop("population_", None)  # of another scale
                 self.transform_ = transform
                 self._learn(x, self._transform(y), weight, groups, times)
+                self._set_bounds(y[weight > 0])
                 fits.append(dict(self.__dict__))
             if len(fits) > 1:
                 # As trees must, a transform must gain a hundredth.
@@ -151,15 +152,19 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
             raise ValueError(f"`y` must be positive, as in the first fit; the smallest is {float(y.min()):.4g}.")
         return z.numpy()
 
-    def _fit_process(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> Offset | None:
-        suited = self._is_searched and self.noise == "student" and self._effort.offset
-        if not suited or self.warm_start or y.size > len(y) or len(x) > MAX_ROWS:
-            return None
-        standard, share = _standardised(x, weight)
+    def _offset_and_gap(self, data: Task, *, in_groups: bool) -> tuple[Offset | None, Gap | None]:
+        if self.noise != "student":
+            return None, None
+        # A process would see the rows of its own group, or of the future.
+        suited = self._is_searched and self._effort.offset and not (in_groups or self.warm_start)
+        columns, y, weight = torch.as_tensor(data.x), torch.tensor(data.y), torch.as_tensor(data.weight).double()
+        mean, scale = moments(columns, weight)
+        columns, offset = (columns - mean) / scale, None
         with cpu_threads(1):  # The bits of a product depend on the threads.
-            fitted = fit_process(standard, torch.tensor(y).reshape(-1), share, self.seed_)
-        self.process_, offset = fitted or (None, None)
-        return offset
+            if suited and y.numel() == len(columns) <= MAX_ROWS:
+                fitted = fit_process(columns, y.reshape(-1), weight, self.seed_)
+                self.process_, offset = fitted or (None, None)
+            return offset, find_gap(columns, self.seed_)
 
     def _task_targets(self, x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
         if self.process_ is None:
@@ -241,8 +246,9 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         return (torch.as_tensor(y).double().reshape(len(y), -1) - y_mean) / y_scale
 
     def _set_bounds(self, y: np.ndarray) -> None:
+        """Sets the bounds of the predictions, or widens them by the targets of more rows."""
         known = () if self.bounds_ is None else (self.bounds_.low[None], self.bounds_.high[None])
-        targets = torch.cat([self._standard_targets(y), *known])
+        targets = torch.cat([self._standard_targets(self._transform(y)), *known])
         self.bounds_ = Bounds(targets.amin(0), targets.amax(0))
 
     def _standard_columns(self, x: Any) -> Tensor:
@@ -250,12 +256,6 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         standard, columns = self.population_, slice(self._n_columns)
         inputs = torch.as_tensor(x[:, columns])
         return (inputs - standard.x_mean[0, columns].cpu()) / standard.x_scale[0, columns].cpu()
-
-    def _gap(self, x: np.ndarray, weight: np.ndarray) -> Gap | None:
-        if self.noise != "student":
-            return None
-        columns, _ = _standardised(x if self.bins_ is None else x[:, : len(self.bins_.edges)], weight)
-        return find_gap(columns, self.seed_)
 
     def _fit_extrapolation(self, gap: Gap, without_gap: Population, data: Task) -> None:
         if self.noise_ is None or bool(without_gap.diverged.any()):
@@ -317,6 +317,8 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
                 (self.transform_,) = candidate_transforms(self.target_transform, y)
                 self.noise_ = self.extrapolation_ = self.atoms_ = None  # Gaussian until a search has held rows out
             self._partial_fit(x, self._transform(y), weight)
+            if self.bounds_ is not None:  # the first rows of a stream are too few for bounds
+                self._set_bounds(y)
         return self
 
     @on_cpu
@@ -332,10 +334,3 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         if np.isfinite(freedom).all():
             noise = source.standard_t(freedom, size=location.shape)
         return np.moveaxis(mixture.outcomes(torch.from_numpy(location + scale * noise)).numpy(), 0, -1)
-
-
-def _standardised(x: np.ndarray, weight: np.ndarray) -> tuple[Tensor, Tensor]:
-    """The columns in units of their own weighted moments, and the weight of each row."""
-    columns, share = torch.as_tensor(x), torch.as_tensor(weight).double()
-    mean, scale = moments(columns, share)
-    return (columns - mean) / scale, share
