@@ -94,7 +94,7 @@ class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
         shares = torch.from_numpy(self.class_shares_).log()[codes]
         self.baseline_score_ = float((shares * weight).sum() / weight.sum())
 
-    def _training_data(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> tuple[Any, Any, Any]:
+    def _training_data(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> tuple[np.ndarray, ...]:
         given = as_array(y, "y")
         if given is not None and len(missing := missing_rows(given, none=True)):
             raise ValueError(f"`y` must hold a label for every row; row {missing[0]} has none. Leave out such rows.")

@@ -283,7 +283,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
             self.noise_ = self.noise_.rescale(factor.cpu())
         super()._set_precision(precision)
 
-    def _training_data(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> tuple[Any, Any, Any]:
+    def _training_data(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> tuple[np.ndarray, ...]:
         x, y = self._arrays(X, y, reset=reset, multi_output=True, y_numeric=True)
         x = self._encode(x, reset=reset)
         if y.dtype.kind in "mM":
