@@ -1,6 +1,7 @@
 """The process whose errors networks learn."""
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -27,6 +28,15 @@ NO_RANKS = torch.empty(0, dtype=torch.long), torch.empty(0, 2).double(), torch.e
 def fit(x, y):
     fitted, offset = fit_process(x, y, torch.ones(len(x)).double(), 0)
     return fitted, offset.mean, offset.deviation
+
+
+def test_the_factors_of_a_loaded_process_have_the_bits_of_the_fit_in_any_number_of_threads():
+    x, y = rows(500, 40)
+    torch.set_num_threads(1)
+    fitted, _ = fit_process(x, y, torch.ones(500).double(), 0)
+    expected = fitted._factors
+    torch.set_num_threads(2)
+    assert torch.equal(replace(fitted)._factors, expected)
 
 
 @pytest.fixture

@@ -106,7 +106,7 @@ def find_gap(x: Tensor, seed: int) -> Gap | None:
     if not _MIN_ROWS <= int(rows.sum()) <= len(x) - _MIN_ROWS or bool(rows[anchors].all()):
         return None
     distance = _nearest(x[order[: 2 * _ANCHORS]], x[anchors], skip_equal=True)
-    reach = max(1e-6, float(distance[distance.isfinite()].quantile(0.99))) if len(distance) else 1e-6
+    reach = max(1e-6, float(distance[distance.isfinite()].quantile(0.99)))
     inside = rows.nonzero()[:_ANCHORS, 0]
     beyond = _nearest(x[inside], x[anchors[~rows[anchors]]]) > reach
     return Gap(rows, anchors, reach) if float(beyond.float().mean()) >= _MIN_SHARE else None

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from dropbayes.estimators.extrapolation import normal_scores
 from dropbayes.population.standardisation import moments
+from dropbayes.runtime.devices import cpu_threads
 
 MAX_ROWS = 20_000  # Beyond, networks find what so few anchors find.
 _ANCHORS = 800
@@ -55,7 +56,8 @@ class Process:
     def _factors(self) -> Tensor:
         """The Cholesky factors of the targets' covariances, `[half, anchor, anchor]`."""
         x = self.anchors
-        return torch.stack([_factor(torch.add(*_parts(x, s, x)), s, self.weight) for s in self.log_scales])
+        with cpu_threads(1):  # as in the fit, for the same bits after loading
+            return torch.stack([_factor(torch.add(*_parts(x, s, x)), s, self.weight) for s in self.log_scales])
 
     @property
     def _inverse(self) -> Tensor:
