@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import dropbayes as db
 from dropbayes.sampling import as_inputs, evaluation_output, plan
@@ -120,3 +121,18 @@ def test_a_plain_pass_leaves_flags_alone_and_takes_named_inputs():
     x = torch.ones(3, 2)
     torch.testing.assert_close(evaluation_output(net, {"input": x}), net[0](x))
     assert all(module.training for module in net.modules())
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("use_reentrant", [True, False])
+@pytest.mark.parametrize("n_rows", [1, 4])
+def test_the_gradient_of_what_is_computed_again_with_other_masks_is_refused(use_reentrant, n_rows):
+    def forward(m, x):
+        return m.o(checkpoint(m.inner, x, use_reentrant=use_reentrant))
+
+    net = Module(forward, inner=nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.5)), o=nn.Linear(8, 1)).eval()
+    x = torch.randn(n_rows, 2, requires_grad=True)
+    one = db.function_draw(net, 1, n_draws=4)(x)
+    torch.testing.assert_close(one, db.draws(net, x, n_draws=4)[1])
+    with pytest.raises(NotImplementedError, match="Switch checkpointing off"):
+        one.sum().backward()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
+import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -114,6 +116,7 @@ class KeyedSource(SiteSource):
         self._depth = transform_depth() or 0  # of the caller's own transforms
         self._pending: tuple[Tensor, float] | None = None
         self._integrated: tuple[Tensor, int] | None = None
+        self._computed_again: bool | None = None if torch.is_grad_enabled() else False  # a part of it, for gradients
 
     @property
     def alone(self) -> bool:
@@ -170,6 +173,7 @@ class KeyedSource(SiteSource):
             return neutral_uniform(kind, shape, device)
         site = self._next(kind, drop_prob, shape)
         if not shape and not site.is_random:  # LayerDrop of probability 0 or 1
+            self._is_certain = True
             return torch.full((), 0.5, dtype=torch.float64, device=device)
         layout, inner_shape = self._layout(site, shape)
         kernels = kernels_on(device)
@@ -258,6 +262,9 @@ class KeyedSource(SiteSource):
         """The outputs, then the integrated variance; raises if other sites were met than expected."""
         if self.site != len(self.spec.profile.sites) and not (self.alone or self.by_name):
             raise NetworkChanged(f"{self.site} sites instead of {len(self.spec.profile.sites)}")
+        for output in outputs if self._computed_again else ():
+            if output.requires_grad:
+                output.register_hook(_refuse_gradient)
         if not self.spec.integrate:
             return outputs
         if self._integrated is None or self.variance is None or len(outputs) != 1:
@@ -312,6 +319,8 @@ class KeyedSource(SiteSource):
         return self.spec.trial or (self._new is not None and site.name in self._new)
 
     def _check_transforms(self) -> None:
+        if self._computed_again is None and _is_checkpointed():
+            self._computed_again = True
         depth = transform_depth()
         if depth and depth > max(self._depth, self.level or 0, self.row_level or 0) and _maps_randomly():
             raise NotImplementedError(
@@ -509,6 +518,21 @@ def _unmapped(x: Tensor, level: int, axis: int, size: int) -> Tensor:
     if not _is_mapped(x, level):
         return x.unsqueeze(axis).expand(*x.shape[:axis], size, *x.shape[axis:])
     return _functorch.get_unwrapped(x).movedim(_functorch.maybe_get_bdim(x), axis)
+
+
+def _is_checkpointed() -> bool:
+    """Whether torch.utils.checkpoint runs what draws here, and so runs it again for its gradient."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") != "torch.utils.checkpoint":
+        frame = frame.f_back
+    return frame is not None
+
+
+def _refuse_gradient(_: Tensor) -> None:
+    raise NotImplementedError(
+        "`net` drops inside torch.utils.checkpoint, which computes it again for the gradient of a draw, with other "
+        "masks. Switch checkpointing off, or call the draw under torch.no_grad()."
+    )
 
 
 def _maps_randomly() -> bool:
