@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import dropbayes as db
@@ -127,3 +128,23 @@ def test_exact_moments_are_those_of_all_masks(activation):
     assert prediction.method == "exact" and prediction.n_draws == 0
     torch.testing.assert_close(prediction.mean, mean.detach())
     torch.testing.assert_close(prediction.epistemic, variance.detach())
+
+
+def test_what_somebody_put_in_the_place_of_torchs_own_is_called(monkeypatch):
+    net, x, dropout, called = pair("hidden only")[0], torch.randn(4, 3), F.dropout, nn.Module.__call__
+    plain = db.predict(net, x)
+
+    def rarely(input, p=0.5, training=True, inplace=False):
+        return dropout(input, p / 3, training, inplace)
+
+    def doubled(self, *args):
+        return called(self, *args) * (2 if isinstance(self, nn.Linear) else 1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(F, "dropout", rarely)
+        # Exact: p / (1 - p) times a sum of squares.
+        torch.testing.assert_close(db.predict(net, x).variance, plain.variance * (0.1 / 0.9) / (0.3 / 0.7))
+    with monkeypatch.context() as patch:
+        patch.setattr(nn.Module, "__call__", doubled)
+        torch.testing.assert_close(db.predict(net, x, n_draws=2000).mean, net(x), rtol=0.05, atol=0.05)
+    torch.testing.assert_close(db.predict(net, x).mean, plain.mean)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 
@@ -53,9 +54,15 @@ class Perceptron:
         return None if kernels is None else kernels.affine_layers(self.layers)
 
 
+def _is_torch_patched() -> bool:
+    """Whether somebody has replaced what calls the layers of a perceptron, or what they call."""
+    homes = {nn.Module.__call__: torch_modules.__name__, F.dropout: F.__name__, F.linear: "torch._C._nn"}
+    return any(function.__module__ != home for function, home in homes.items())
+
+
 def as_perceptron(net: nn.Module, x: Tensor) -> Perceptron | None:
     """The layers of `net` if it is nothing but a plain perceptron that takes `x`; None if it does anything else."""
-    if torch_modules._global_forward_hooks or torch_modules._global_forward_pre_hooks:
+    if torch_modules._global_forward_hooks or torch_modules._global_forward_pre_hooks or _is_torch_patched():
         return None
     layers: list[nn.Module] = []
     width, taken = x.shape[1], (x.dtype, x.device)

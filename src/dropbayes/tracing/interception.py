@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch.utils._pytree import PyTree
 
 from dropbayes.tracing import dropout, layers, random_numbers
@@ -23,6 +25,8 @@ class Interception(RandomMode):
 
     def __init__(self, source: Source) -> None:
         super().__init__(source)
+        # Where somebody has replaced it, torch's own F.dropout calls itself by what stands in its place.
+        self._handlers = HANDLERS if F.dropout in HANDLERS else {**HANDLERS, F.dropout: HANDLERS[torch.dropout]}
         self._after = None if type(source).after is Source.after else source.after
         self.operations: list[Any] = []  # in their order: another branch shows here
 
@@ -31,7 +35,7 @@ class Interception(RandomMode):
     ) -> PyTree:
         kwargs = kwargs or {}
         self.operations.append(func)
-        handler = HANDLERS.get(func)
+        handler = self._handlers.get(func)
         result = func(*args, **kwargs) if handler is None else handler(self, func, *args, **kwargs)
         if self._after is not None:
             self._after(func, args, kwargs, result)
