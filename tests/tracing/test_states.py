@@ -1,5 +1,6 @@
 """The state of a network: a change is told by value for plain values, by identity for the rest."""
 
+import dataclasses
 import functools
 import gc
 from typing import Any
@@ -227,3 +228,12 @@ def test_a_container_that_holds_itself_is_described():
 def test_objects_are_those_of_somebodys_own_class():
     assert is_object(Context())
     assert not any(map(is_object, (nn.ReLU(), torch.zeros(1), Context, np, 3, [1], np.zeros(1), network)))
+
+
+def test_an_object_of_a_class_made_at_run_time_is_told_by_what_it_holds():
+    net = network()
+    net.options = dataclasses.make_dataclass("Options", [("scale", float)])(1.0)
+    state = NetworkState(net)
+    assert is_object(net.options) and state.holds(net)
+    net.options.scale = 2.0
+    assert not state.holds(net)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import array
+import dataclasses
 import functools
 import hashlib
 import itertools
@@ -147,6 +148,8 @@ class _Tokens:
             return hashlib.blake2b(value.tobytes()).digest() if value.size else 0
         if issubclass(kind, (bytearray, array.array)):
             return bytes(value)
+        if kind is itertools.count:
+            return repr(value)
         if depth > MAX_DEPTH:
             return self._identity(value)
         if kind is types.MethodType:
@@ -197,7 +200,10 @@ def is_object(value: Any) -> bool:
         return False
     module = kind.__module__.partition(".")[0]
     foreign = module not in sys.stdlib_module_names and module not in ("torch", "numpy", "triton")
-    return foreign or kind in (types.SimpleNamespace, argparse.Namespace, UserDict, UserList)
+    plain = (types.SimpleNamespace, argparse.Namespace, UserDict, UserList)
+    return (
+        foreign or kind in plain or (kind.__module__ == "types" and dataclasses.is_dataclass(kind))
+    )  # made at run time
 
 
 def held(value: Any) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -8,8 +8,10 @@ are bound to those of the view.
 from __future__ import annotations
 
 import array
+import ast
 import copy
 import functools
+import itertools
 import operator
 import random
 import sys
@@ -269,7 +271,9 @@ class View:
             return self._tensor(value)
         if isinstance(value, (np.ndarray, bytearray, array.array)):
             return self._remember(value, copy.copy(value)) if self._own_buffers else value
-        if isinstance(value, (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)):
+        if isinstance(value, itertools.count):  # shows where it stands, and from Python 3.14 on cannot be copied
+            return self._remember(value, itertools.count(*map(ast.literal_eval, repr(value)[6:-1].split(", "))))
+        if isinstance(value, (torch.Generator, *HOST_GENERATORS)):
             self.generators.append(value.clone_state() if isinstance(value, torch.Generator) else copy.deepcopy(value))
             return self._remember(value, self.generators[-1])
         if isinstance(value, weakref.ref):
