@@ -385,3 +385,17 @@ def test_a_second_prediction_runs_every_draw_once(monkeypatch, run, n_draws):
     monkeypatch.setattr(planning.Plan, "_block", counted)
     run(net, x)
     assert sum(made) == n_draws * len(x)
+
+
+def test_an_error_on_the_only_row_is_not_taken_for_one_of_many_rows(monkeypatch):
+    evaluate = planning.evaluate
+
+    def fails(strategy, spec, work):
+        if strategy == planning.ONE_BY_ONE:
+            return evaluate(strategy, spec, work)
+        raise LookupError("of the network")
+
+    net = Module(lambda m, x: m.o(m.d(m.a(x)).mean(0)), a=nn.Linear(2, 4), d=nn.Dropout(0.3), o=nn.Linear(4, 1)).eval()
+    monkeypatch.setattr(planning, "evaluate", fails)
+    with pytest.raises(LookupError, match="of the network"):
+        db.draws(net, torch.randn(3, 2), n_draws=4, sampling=Sampling(row_axis=None))

@@ -100,6 +100,11 @@ class Plan:
         name = "direct" if self.direct is not None else self.strategy.name
         return "exact" if self.exact else f"last layer integrated, {name}" if self.spec.integrate else name
 
+    @property
+    def rows_at_once(self) -> int:
+        """The rows that go through the network in one pass, those of folded draws included."""
+        return self.block_rows * (self.chunk_draws if self.strategy.draws == "folded" else 1)
+
     def replicate(self, number: int) -> Plan:
         """The plan with draws that are independent of those of other replicates."""
         return replace(self, spec=replace(self.spec, keys=replace(self.spec.keys, replicate=number)))
@@ -167,8 +172,7 @@ class Plan:
     def _with_smaller_blocks(self, inputs: Inputs) -> Plan:
         """The plan with half the rows at once, or fewer; the most that the network takes are remembered."""
         assert self.inspection is not None
-        at_once = self.block_rows * (self.chunk_draws if self.strategy.draws == "folded" else 1)
-        self.inspection.most_rows = 2 ** int(math.log2(max(1, at_once - 1)))
+        self.inspection.most_rows = 2 ** int(math.log2(max(1, self.rows_at_once - 1)))
         return _with_sizes(self, inputs)
 
     def _with_sites_of(self, inputs: Inputs, first_row: int, draw: int) -> Plan:
@@ -222,7 +226,7 @@ class Plan:
         except Exception as error:
             if isinstance(error, (NetworkChanged, UnsupportedStrategy)) or is_out_of_memory(error):
                 raise
-            if not alone:  # as many rows did well before: their number is not at fault
+            if not alone or self.rows_at_once == 1:  # as many rows did well before: their number is not at fault
                 self.inspection.most_rows = 2**62
                 raise
             raise _TooManyRows from error  # of which the first did well: a cache may have room for few
