@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import dropbayes as db
+from dropbayes.tracing.generators import state_of
 from tests.sampling.loop import assert_law, is_freed, made, may_be_refused, network, unchanged
 from tests.sampling.training_loop import rows
 
@@ -344,3 +345,80 @@ def test_the_input_is_freed():
     del x
     gc.collect()
     assert gone() is None
+
+
+GLOBALS = {"torch": torch.Generator(), "random": random.Random(3), "numpy": np.random.default_rng(3)}
+
+
+@pytest.mark.parametrize("kind", GLOBALS)
+@pytest.mark.parametrize("always", [True, False])
+def test_a_generator_that_is_a_global_variable_is_refused_and_left_as_it_was(kind, always):
+    number = NUMBER[kind]
+
+    def forward(self, x):
+        draws = always or self.training
+        return self.a(F.dropout(x, 0.3, self.training)) * (number() if draws else 1.0)
+
+    net, x = made(lambda: (network(forward, a=nn.Linear(6, 2)), rows(3)))
+    before = state_of(GLOBALS[kind])
+    with pytest.raises(NotImplementedError, match=r"of its own|its own torch\.Generator"):
+        db.predict(net, x)
+    assert state_of(GLOBALS[kind]) == before
+
+
+def _from_torch():
+    return torch.rand(1, generator=GENERATOR_OF_TORCH)
+
+
+def _from_python():
+    return GENERATOR_OF_PYTHON.random()
+
+
+def _from_numpy():
+    return GENERATOR_OF_NUMPY.random()
+
+
+GENERATOR_OF_TORCH, GENERATOR_OF_PYTHON, GENERATOR_OF_NUMPY = GLOBALS.values()
+NUMBER = {"torch": _from_torch, "random": _from_python, "numpy": _from_numpy}
+
+
+class Graph:
+    """An object of the user's own class."""
+
+    def __init__(self, x):
+        self.x, self.seen, self.calls = x, [], 0
+
+
+def _replaces(self, graph):
+    graph.x = self.d(torch.relu(self.a(graph.x)))
+    return self.o(graph.x)
+
+
+def _writes(self, graph):
+    graph.calls += 1
+    graph.seen.append(graph.calls)
+    return self.o(self.d(torch.relu(self.a(graph.x.mul_(graph.calls)))))
+
+
+@pytest.mark.parametrize("forward", [_replaces, _writes])
+def test_an_object_that_the_network_writes_into_is_left_as_it_was(forward):
+    def plain(self, x):
+        return self.o(self.d(torch.relu(self.a(x))))
+
+    layers = {"a": nn.Linear(6, 8), "d": nn.Dropout(0.3), "o": nn.Linear(8, 2)}
+    net, x = made(lambda: (network(forward, **layers), rows(5)))
+    graph, whole = Graph(x.clone().requires_grad_()), db.Sampling(row_axis=None)
+    expected = db.draws(network(plain, **layers).eval(), x, n_draws=5, sampling=whole)
+    torch.testing.assert_close(db.draws(net, graph, n_draws=5, sampling=whole), expected)
+    one = db.function_draw(net, 2, n_draws=5, sampling=whole)(graph)
+    torch.testing.assert_close(one, expected[2])
+    assert torch.equal(graph.x, x) and not graph.seen and not graph.calls
+    assert torch.autograd.grad(one.sum(), graph.x)[0].abs().sum() > 0
+
+
+def test_an_object_that_cannot_be_copied_is_refused_if_it_is_written_into():
+    net, x = made(lambda: (network(_replaces, a=nn.Linear(6, 8), d=nn.Dropout(0.3), o=nn.Linear(8, 2)), rows(5)))
+    graph = Graph(x)
+    graph.lock = threading.Lock()
+    with pytest.raises(TypeError, match="`x` holds a Graph that the network writes into"):
+        db.predict(net, graph, sampling=db.Sampling(row_axis=None))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import inspect
@@ -15,6 +16,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._pytree import PyTree
 
 from dropbayes.runtime.devices import device_of
+from dropbayes.tracing.states import held, is_object
 
 RowAxis = int | None | Mapping[str, int | None] | Sequence[int | None]
 """The axis of the rows: one for all arguments, one per argument, or None if the whole input is one row."""
@@ -175,8 +177,16 @@ def copied_cache(leaf: PyTree) -> PyTree:
 
 
 def cloned_leaves(leaves: Iterable[Any]) -> list[Any]:
-    """The leaves for one run, which may write into its tensors and append to its caches."""
-    return list(map(copied_cache, leaves))
+    """The leaves for one run, which may write into its tensors and objects and append to its caches."""
+    return [_copied_object(leaf) if is_object(leaf) and not is_cache(leaf) else copied_cache(leaf) for leaf in leaves]
+
+
+def _copied_object(leaf: PyTree) -> PyTree:
+    """A copy of an object (a graph); one that cannot be copied is shared."""
+    with contextlib.suppress(Exception):
+        tensors = [value for value in pytree.tree_leaves(held(leaf)) if isinstance(value, Tensor)]
+        return copy.deepcopy(leaf, {id(tensor): tensor.clone() for tensor in tensors})  # clones have gradients
+    return leaf
 
 
 def _narrow(leaf: PyTree, axis: int | None, start: int, stop: int) -> PyTree:

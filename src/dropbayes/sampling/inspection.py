@@ -31,7 +31,14 @@ from dropbayes.sampling.sequences import form, with_positions
 from dropbayes.sampling.settings import Sampling, check_sampling
 from dropbayes.sampling.training_mode import check_accounted, check_repeatable, training_probe
 from dropbayes.tracing import Neutral, Read, RowLayout, SharedWrite, Site, Sites
-from dropbayes.tracing.generators import UNSEEDED, keyed_generators, names_generators
+from dropbayes.tracing.generators import (
+    HOST_GENERATORS,
+    UNSEEDED,
+    global_generators,
+    keyed_generators,
+    names_generators,
+    unmoved,
+)
 from dropbayes.tracing.states import NetworkState
 from dropbayes.tracing.views import Flags, View, check_modules, checked_network, eagerly
 
@@ -138,7 +145,7 @@ def _holds_for_rows(net: nn.Module, inputs: Inputs, ignored: tuple[str, ...], in
     if inspection.seen is not None:
         if bool((span[0] >= inspection.seen[0]).all() and (span[1] <= inspection.seen[1]).all()):
             return True
-        prober = Prober(net, inputs, ignored, names_generators(net), inspection.owns_parameters)
+        prober = Prober(net, inputs, ignored, names_generators(net), owns_parameters=inspection.owns_parameters)
         rows, flags = inputs.different_rows(), inspection.flags
         probes = _compared_rows(prober, rows, flags, inspection.profile.outputs)
         known = {site.name for site in inspection.profile.sites}
@@ -165,7 +172,7 @@ def _compared_rows(
 
 def check_batch(net: nn.Module, inputs: Inputs, inspection: Inspection) -> None:
     """Raises if a row of a batch has another output in evaluation mode than alone."""
-    prober = Prober(net, inputs, (), names_generators(net), inspection.owns_parameters)
+    prober = Prober(net, inputs, (), names_generators(net), owns_parameters=inspection.owns_parameters)
     _compared_rows(prober, inputs, None, inspection.profile.outputs)
 
 
@@ -192,11 +199,14 @@ def _inspect(net: nn.Module, inputs: Inputs, ignored: tuple[str, ...], positions
 @torch.inference_mode(False)  # inference tensors have no versions, which reveal writes
 @torch.no_grad()
 def _inspect_in(net: nn.Module, inputs: Inputs, ignored: tuple[str, ...], positions: bool) -> Inspection:
-    prober = Prober(net, inputs, ignored, names_generators(net))
-    try:
-        return _inspect_with(prober, positions)
-    except SharedWrite:  # a pass writes into a parameter: each has its own
-        return _inspect_with(replace(prober, owns_parameters=True, views={}), positions)
+    generators = global_generators(net)
+    own = [one for one in generators if isinstance(one, HOST_GENERATORS)]  # torch's are noted as they are drawn from
+    prober = Prober(net, inputs, ignored, names_generators(net), own)
+    with unmoved(generators):
+        try:
+            return _inspect_with(prober, positions)
+        except SharedWrite:  # a pass writes into a parameter: each has its own
+            return _inspect_with(replace(prober, owns_parameters=True, views={}), positions)
 
 
 class _RowsDepend(Exception):

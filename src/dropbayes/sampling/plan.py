@@ -262,8 +262,9 @@ class Plan:
             return {}
         are_sent = any(site.layout is not None and not site.layout.inner for site in self.profile.sites)
         inputs, work = replace(work.inputs, leaves=tuple(work.leaves)), replace(work, draws=work.draws[:1])
+        clone = cloned_leaves if self.profile.writes_input else list
         alone = {
-            row: replace(work, leaves=inputs.rows([row]), rows=work.rows[row : row + 1])
+            row: replace(work, leaves=clone(inputs.rows([row])), rows=work.rows[row : row + 1])
             for row in (range(n_rows)[-8:] if are_sent else range(1))
         }
         return {row: evaluate(ONE_BY_ONE, self.spec, one) for row, one in alone.items()}

@@ -16,6 +16,7 @@ from torch.utils._pytree import PyTree
 from dropbayes.sampling.inputs import Inputs, Structure, cloned_leaves, split
 from dropbayes.tracing import NEUTRAL, AtMeans, Interception, Neutral, Recorder, SharedWrite, SiteNames, Watch
 from dropbayes.tracing.generators import HostDraws
+from dropbayes.tracing.states import description, is_object
 from dropbayes.tracing.views import Flags, View, eagerly
 
 _TENSOR_CORES = 5e-3  # float32 products, such as cuDNN's recurrent layers, may be rounded to ten bits
@@ -80,6 +81,7 @@ class Prober:
     inputs: Inputs  # of the form of those to probe
     ignored: tuple[str, ...]  # modules whose randomness is not dropout
     named: frozenset[str]  # the generators of the host that the network's code names
+    drawn_from: list[Any] = field(default_factory=list)  # and those of the host that are its global variables
     owns_parameters: bool = False  # its passes write into their parameters, so that each needs its own
     views: dict[Flags | None, View] = field(default_factory=dict)  # that passes have left as they were
 
@@ -88,12 +90,13 @@ class Prober:
     ) -> Probe:
         """One pass of a view with these training flags (None: evaluation mode), every mask left out, watched."""
         view = self.views.pop(may_train, None) or View(self.net, may_train, own_parameters=self.owns_parameters)
-        leaves = cloned_leaves(leaves)
+        given, leaves = leaves, cloned_leaves(leaves)
+        objects = [(leaf, description(leaf)) for leaf in leaves if is_object(leaf)]
         watch = Watch(self.inputs.tensors_of_rows(leaves), {} if self.owns_parameters else view.parameters)
         names = SiteNames(view.paths, view.originals)
         left_out = functools.partial(is_ignored, self.ignored)
         recorder = Recorder(names, left_out=left_out, watch=watch, neutral=neutral)
-        host = HostDraws(self.named, view.generators)
+        host = HostDraws(self.named, [*view.generators, *self.drawn_from])
         try:
             with host, watch, (AtMeans if neutral.gates else Interception)(recorder):
                 output = eagerly(self.inputs.call)(view.net, leaves)
@@ -101,6 +104,13 @@ class Prober:
             raise
         except Exception as error:
             raise ProbeFailed(recorder, error) from error
+        written = [leaf for leaf, before in objects if description(leaf) != before]
+        if any(leaf is one for leaf in written for one in given):
+            raise TypeError(
+                f"`x` holds a {type(written[0]).__name__} that the network writes into and that cannot be copied. Copy "
+                "in the forward pass what it writes into, or pass the tensors it holds."
+            )
+        watch.writes_input |= bool(written)
         host.moved += ["torch's generator"] if watch.draws_by_generator else []
         host.left["torch's generator"] = watch.draws_by_generator
         tensors, structure = split(output)

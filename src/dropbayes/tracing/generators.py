@@ -34,11 +34,28 @@ _NAMES = frozenset({
 UNSEEDED = frozenset({"default_rng", "urandom", "secrets", "RandomState", "Random", "SystemRandom"})
 """Names of generators that may be made within a pass, and then have a seed of their own."""
 _LIBRARY = ("torch", "dropbayes")
+HOST_GENERATORS = (random.Random, np.random.RandomState, np.random.Generator)
+"""Generators of Python and NumPy."""
 
 
 def names_generators(net: nn.Module) -> frozenset[str]:
     """The names in the code of a network's modules that may be a generator of the host, or the seeding of torch's."""
     found: set[str] = set()
+    for function, names in _reached(net):
+        if isinstance(getattr(function, "__self__", None), HOST_GENERATORS):
+            found.add("random")  # a generator's own method, under any name
+        found |= names & _NAMES
+    return frozenset(found)
+
+
+def global_generators(net: nn.Module) -> list[Any]:
+    """The generators that are global variables of the code of a network's modules."""
+    held = [getattr(function, "__globals__", {}).get(name) for function, names in _reached(net) for name in names]
+    return list({id(value): value for value in held if isinstance(value, (torch.Generator, *HOST_GENERATORS))}.values())
+
+
+def _reached(net: nn.Module) -> Iterator[tuple[Any, set[str]]]:
+    """The functions that the code of a network's modules reaches, with the names that are in each."""
     seen: set[Any] = set()
     pending: list[Any] = []
     for module in net.modules():
@@ -51,20 +68,16 @@ def names_generators(net: nn.Module) -> frozenset[str]:
         pending += [value for value in held if callable(value) and not isinstance(value, nn.Module)]
     while pending:
         function = pending.pop()
-        if isinstance(getattr(function, "__self__", None), (random.Random, np.random.RandomState)):
-            found.add("random")  # a generator's own method, under any name
         if isinstance(function, functools.partial):
             pending.append(function.func)
         code = getattr(function, "__code__", None)
-        if code is None or code in seen:
+        names = set[str]() if code is None or code in seen else _names_in(code)
+        yield function, names
+        if not names:
             continue
         seen.add(code)
-        names = _names_in(code)
-        found |= names & _NAMES
-        scope = function.__globals__
-        pending += [f for f in map(scope.get, names) if callable(f) and _is_near(f, function)]
+        pending += [f for f in map(function.__globals__.get, names) if callable(f) and _is_near(f, function)]
         pending += [*filter(callable, map(cell_value, function.__closure__ or ())), *(function.__defaults__ or ())]
-    return frozenset(found)
 
 
 def _names_in(code: types.CodeType) -> set[str]:
@@ -77,7 +90,7 @@ def _names_in(code: types.CodeType) -> set[str]:
 
 def _is_near(function: Any, other: Any) -> bool:
     """Whether two functions are of the same package, or one is a generator's method."""
-    if isinstance(getattr(function, "__self__", None), (random.Random, np.random.RandomState)):
+    if isinstance(getattr(function, "__self__", None), HOST_GENERATORS):
         return True
     homes = [str(getattr(one, "__module__", "")).partition(".")[0] for one in (function, other)]
     return isinstance(function, types.FunctionType) and homes[0] == homes[1]
@@ -87,10 +100,27 @@ def state_of(generator: Any) -> bytes:
     """The state of a generator of Python, NumPy or torch, comparable."""
     if isinstance(generator, torch.Generator):
         return generator.get_state().numpy().tobytes()
-    if isinstance(generator, random.Random):
-        return pickle.dumps(generator.getstate())
-    bits = generator.bit_generator if hasattr(generator, "bit_generator") else generator._bit_generator
-    return pickle.dumps(bits.state)
+    return pickle.dumps(generator.getstate() if isinstance(generator, random.Random) else _bits(generator).state)
+
+
+def _bits(generator: Any) -> Any:
+    return generator.bit_generator if hasattr(generator, "bit_generator") else generator._bit_generator
+
+
+@contextlib.contextmanager
+def unmoved(generators: list[Any]) -> Iterator[None]:
+    """Puts generators back as they were, whatever is drawn from them meanwhile."""
+    states = list(map(state_of, generators))
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            if isinstance(generator, torch.Generator):
+                generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+            elif isinstance(generator, random.Random):
+                generator.setstate(pickle.loads(state))
+            else:
+                _bits(generator).state = pickle.loads(state)
 
 
 def _global_states() -> dict[str, bytes]:

@@ -186,6 +186,11 @@ class _Tokens:
                 cast(list[Any], self.alive).append(lambda value=value: (value,))
 
 
+def description(value: Any) -> Any:
+    """What a value holds, in a form that is equal as long as nothing is written into it."""
+    return _Tokens(True, None)(value)
+
+
 def version(tensor: Tensor) -> int:
     """The number of writes into a tensor's memory so far; 0 for an inference tensor, which does not count them."""
     return 0 if tensor.is_inference() else tensor._version

@@ -13,7 +13,6 @@ import copy
 import functools
 import itertools
 import operator
-import random
 import sys
 import types
 import weakref
@@ -25,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dropbayes.tracing.generators import HOST_GENERATORS
 from dropbayes.tracing.states import MAX_DEPTH, PLAIN, NetworkState, cell_value, held, is_object
 from dropbayes.tracing.watch import SharedWrite, Watch, storage
 
