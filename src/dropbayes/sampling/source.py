@@ -173,7 +173,6 @@ class KeyedSource(SiteSource):
             return neutral_uniform(kind, shape, device)
         site = self._next(kind, drop_prob, shape)
         if not shape and not site.is_random:  # LayerDrop of probability 0 or 1
-            self._is_certain = True
             return torch.full((), 0.5, dtype=torch.float64, device=device)
         layout, inner_shape = self._layout(site, shape)
         kernels = kernels_on(device)
