@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from torch import nn
 
-from dropbayes.sampling.inputs import as_inputs, copied_cache, network_arguments, split
+from dropbayes.sampling.inputs import as_inputs, copied_cache, split
 
 
 def test_rows_are_cut_from_tensors_of_the_batch_size_only():
@@ -130,20 +129,6 @@ def test_a_dataclass_that_computes_its_fields_is_rebuilt():
     tensors, structure = split(Derived(torch.tensor([3.0])))
     rebuilt = structure.build([tensor.square() for tensor in tensors])
     assert (float(rebuilt.mean), float(rebuilt.double)) == (9.0, 36.0)
-
-
-def test_the_targets_of_a_batch_are_left_out_for_a_wrapped_network_too():
-    class Passing(nn.Module):
-        def __init__(self, inner):
-            super().__init__()
-            self.inner = self.same = inner
-
-        def forward(self, *args, **kwargs):
-            return self.inner(*args, **kwargs)
-
-    net, x, y = nn.Linear(3, 1), torch.ones(2, 3), torch.ones(2, 1)
-    for wrapped in (net, Passing(net), Passing(Passing(net)), nn.DataParallel(net), torch.compile(net)):
-        assert network_arguments(wrapped, [x, y]) is x
 
 
 def test_an_empty_cache_of_transformers_is_copied_with_its_layers():

@@ -22,9 +22,10 @@ from dropbayes.linear import Linear
 from dropbayes.predictive.moments import batches, mask_keys, plan_by
 from dropbayes.predictive.scoring import ClassOutcomes, RegressionOutcomes, core_scores, reliability_curve
 from dropbayes.predictive.statistics import Observations, Request, Rows, RowStatistics, by_head, joined_rows
+from dropbayes.runtime.batches import network_arguments
 from dropbayes.runtime.formatting import Printed, Table, count
 from dropbayes.runtime.validation import NOT_FINITE, Array, outcomes, row_weights
-from dropbayes.sampling import Inputs, LogMean, Profile, Sampling, as_inputs, keep_state, network_arguments
+from dropbayes.sampling import Inputs, LogMean, Profile, Sampling, as_inputs, keep_state
 from dropbayes.scores.averages import weighted_mean
 
 if TYPE_CHECKING:

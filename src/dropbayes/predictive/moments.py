@@ -24,6 +24,7 @@ from dropbayes.linear.passes import Linear, linear_plan
 from dropbayes.linear.perceptrons import moments_plan
 from dropbayes.predictive.prediction import Prediction
 from dropbayes.predictive.statistics import AnyPlan, Observations, Request, Rows, RowStatistics, row_summaries, trees
+from dropbayes.runtime.batches import loaded_batches, network_arguments
 from dropbayes.runtime.progress import ProgressBar
 from dropbayes.runtime.validation import NOT_FINITE
 from dropbayes.sampling import (
@@ -39,9 +40,7 @@ from dropbayes.sampling import (
     draws,
     is_current,
     keep_state,
-    loaded_batches,
     make_plan,
-    network_arguments,
     split,
 )
 
@@ -129,14 +128,15 @@ def predict(
         arguments = network_arguments(nets[0], batch) if is_loader or isinstance(batch, Mapping) else batch
         inputs = as_inputs(arguments, nets[0], row_axis=sampling.row_axis)
         for ahead in ({"trusted": True}, {}) if method == "sampling" and _works_ahead(inputs) else ({},):
+            error: Exception | None = None
             try:
                 plans, rows = _rows_by(method, nets, inputs, offset, request, automatic, own_bar, **drawn, **ahead)
-            except Exception:
-                if not ahead or all(map(is_current, nets)):
-                    raise
-            else:
-                if not ahead or all(map(is_current, nets)):
-                    break
+            except Exception as failed:
+                error = failed
+            if not ahead or all(map(is_current, nets)):
+                break
+        if error is not None:
+            raise error
         plan = plans[0]
         results += rows
         for one, its in zip(nets, plans, strict=True):
@@ -255,7 +255,6 @@ def _summaries_until(
     that of stratified draws is not.
     """
     last = sampling.max_draws // _REPLICATE_DRAWS
-    plan = replace(plan, moments_only=False)  # a kernel that gives the moments of all draws gives no replicates
     for start in range(0, inputs.n_rows, plan.block_rows):
         block = inputs.block(start, min(start + plan.block_rows, inputs.n_rows))
         statistics = request.summaries(plan.profile)

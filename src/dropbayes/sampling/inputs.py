@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._pytree import PyTree
 
-from dropbayes.runtime.devices import device_of
+from dropbayes.runtime.batches import takes_mapping
 from dropbayes.tracing.states import held, is_object
 
 RowAxis = int | None | Mapping[str, int | None] | Sequence[int | None]
@@ -211,7 +210,7 @@ def as_inputs(x: PyTree, net: nn.Module | None = None, *, row_axis: RowAxis = 0)
     if isinstance(x, Tensor):
         arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((x,), {})
     elif isinstance(x, Mapping):
-        arguments = ((dict(x),), {}) if net is not None and _is_argument(_parameters_of(net), x) else ((), dict(x))
+        arguments = ((dict(x),), {}) if net is not None and takes_mapping(net, x) else ((), dict(x))
     elif isinstance(x, (tuple, list)):
         arguments = (tuple(x), {})
     elif row_axis is None:  # an object that the network takes whole
@@ -305,55 +304,6 @@ def _tensors(x: PyTree) -> PyTree:
 
 
 _ONE_ARGUMENT = pytree.tree_flatten(((torch.empty(0),), {}))[1]
-
-
-def network_arguments(net: nn.Module, batch: PyTree) -> PyTree:
-    """The arguments in a batch without its targets: `labels`, and what the forward pass does not accept."""
-    if isinstance(batch, Mapping):
-        accepted = _parameters_of(net)
-        if _is_argument(accepted, batch):
-            return batch
-        targets = {"labels"}
-        if accepted is not None and not any(p.kind is p.VAR_KEYWORD for p in accepted):
-            targets |= {"label", "y", "target", "targets"} - {p.name for p in accepted}
-        return {name: value for name, value in batch.items() if name not in targets}
-    if isinstance(batch, (tuple, list)) and len(batch) > 1:
-        accepted = _parameters_of(net)
-        if accepted is not None and not any(p.kind is p.VAR_POSITIONAL for p in accepted):
-            positional = [p for p in accepted if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-            required = [p for p in positional if p.default is p.empty]
-            # The last entry is the target, unless the network cannot do without it.
-            taken = min(len(positional), max(len(required), len(batch) - 1))
-            return batch[0] if taken <= 1 else batch[:taken]
-    return batch
-
-
-def _is_argument(accepted: list[inspect.Parameter] | None, batch: Mapping[str, Any]) -> bool:
-    """Whether a network takes a mapping as its argument: it knows none of its names."""
-    return bool(accepted) and not any(p.kind is p.VAR_KEYWORD or p.name in batch for p in accepted or ())
-
-
-def _parameters_of(net: nn.Module) -> list[inspect.Parameter] | None:
-    try:
-        accepted = list(inspect.signature(net.forward).parameters.values())
-    except (TypeError, ValueError):  # written in C
-        return None
-    inner = set(net.children())
-    passes_on = [p.kind for p in accepted] == [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD]
-    return _parameters_of(inner.pop()) if passes_on and len(inner) == 1 else accepted  # a wrapper: of what it wraps
-
-
-def loaded_batches(net: nn.Module, loader: Any) -> Iterator[Any]:
-    """The batches of a DataLoader, moved to the network's device."""
-    device = device_of(net)
-    for batch in loader:
-        yield pytree.tree_map(lambda leaf: _moved(leaf, device), batch)
-
-
-def _moved(leaf: PyTree, device: torch.device) -> PyTree:
-    """A tensor, or an object that holds tensors (a graph), on a device; some objects move themselves and give None."""
-    moved = leaf.to(device) if hasattr(leaf, "to") else leaf
-    return leaf if moved is None else moved
 
 
 @dataclasses.dataclass(frozen=True)

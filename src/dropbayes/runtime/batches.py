@@ -1,0 +1,63 @@
+"""The batches of a loader: moved to a network's device, and without the targets that the network does not take."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils._pytree import PyTree
+
+from dropbayes.runtime.devices import device_of
+
+
+def network_arguments(net: nn.Module, batch: PyTree) -> PyTree:
+    """The arguments in a batch without its targets: `labels`, and what the forward pass does not accept."""
+    if isinstance(batch, Mapping):
+        if takes_mapping(net, batch):
+            return batch
+        accepted, targets = _parameters_of(net), {"labels"}
+        if accepted is not None and not any(p.kind is p.VAR_KEYWORD for p in accepted):
+            targets |= {"label", "y", "target", "targets"} - {p.name for p in accepted}
+        return {name: value for name, value in batch.items() if name not in targets}
+    if isinstance(batch, (tuple, list)) and len(batch) > 1:
+        accepted = _parameters_of(net)
+        if accepted is not None and not any(p.kind is p.VAR_POSITIONAL for p in accepted):
+            positional = [p for p in accepted if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+            required = [p for p in positional if p.default is p.empty]
+            # The last entry is the target, unless the network cannot do without it.
+            taken = min(len(positional), max(len(required), len(batch) - 1))
+            return batch[0] if taken <= 1 else batch[:taken]
+    return batch
+
+
+def takes_mapping(net: nn.Module, batch: Mapping[str, Any]) -> bool:
+    """Whether a network takes a mapping as its argument: it knows none of its names."""
+    accepted = _parameters_of(net) or []
+    return bool(accepted) and not any(p.kind is p.VAR_KEYWORD or p.name in batch for p in accepted)
+
+
+def _parameters_of(net: nn.Module) -> list[inspect.Parameter] | None:
+    try:
+        accepted = list(inspect.signature(net.forward).parameters.values())
+    except (TypeError, ValueError):  # written in C
+        return None
+    inner = set(net.children())
+    passes_on = [p.kind for p in accepted] == [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD]
+    return _parameters_of(inner.pop()) if passes_on and len(inner) == 1 else accepted  # a wrapper: of what it wraps
+
+
+def loaded_batches(net: nn.Module, loader: Any) -> Iterator[Any]:
+    """The batches of a DataLoader, moved to the network's device."""
+    device = device_of(net)
+    for batch in loader:
+        yield pytree.tree_map(lambda leaf: _moved(leaf, device), batch)
+
+
+def _moved(leaf: PyTree, device: torch.device) -> PyTree:
+    """A tensor, or an object that holds tensors (a graph), on a device; some objects move themselves and give None."""
+    moved = leaf.to(device) if hasattr(leaf, "to") else leaf
+    return leaf if moved is None else moved

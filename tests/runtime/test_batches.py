@@ -1,0 +1,36 @@
+"""The batches of a loader: what a network takes of them, on its device."""
+
+import torch
+from torch import nn
+
+from dropbayes.runtime.batches import loaded_batches, network_arguments, takes_mapping
+
+
+class Named(nn.Module):
+    def forward(self, x, mask=None):
+        return x
+
+
+def test_the_targets_of_a_batch_are_left_out_for_a_wrapped_network_too():
+    class Passing(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = self.same = inner
+
+        def forward(self, *args, **kwargs):
+            return self.inner(*args, **kwargs)
+
+    net, x, y = nn.Linear(3, 1), torch.ones(2, 3), torch.ones(2, 1)
+    for wrapped in (net, Passing(net), Passing(Passing(net)), nn.DataParallel(net), torch.compile(net)):
+        assert network_arguments(wrapped, [x, y]) is x
+
+
+def test_a_mapping_is_an_argument_where_none_of_its_names_is():
+    assert takes_mapping(nn.Linear(3, 1), {"x": 1, "y": 2}) and not takes_mapping(Named(), {"x": 1, "y": 2})
+    assert network_arguments(Named(), {"x": 1, "mask": 2, "y": 3, "labels": 4}) == {"x": 1, "mask": 2}
+
+
+def test_batches_are_moved_to_the_device_of_the_network():
+    net = nn.Linear(2, 1, device="meta")
+    batch = next(loaded_batches(net, [{"x": torch.ones(2), "name": "a"}]))
+    assert batch["x"].device.type == "meta" and batch["name"] == "a"
