@@ -347,7 +347,8 @@ def test_the_input_is_freed():
     assert gone() is None
 
 
-GLOBALS = {"torch": torch.Generator(), "random": random.Random(3), "numpy": np.random.default_rng(3)}
+OF_TORCH, OF_PYTHON, OF_NUMPY = torch.Generator(), random.Random(3), np.random.default_rng(3)
+GLOBALS = {"torch": OF_TORCH, "random": OF_PYTHON, "numpy": OF_NUMPY}
 
 
 @pytest.mark.parametrize("kind", GLOBALS)
@@ -367,18 +368,17 @@ def test_a_generator_that_is_a_global_variable_is_refused_and_left_as_it_was(kin
 
 
 def _from_torch():
-    return torch.rand(1, generator=GENERATOR_OF_TORCH)
+    return torch.rand(1, generator=OF_TORCH)
 
 
 def _from_python():
-    return GENERATOR_OF_PYTHON.random()
+    return OF_PYTHON.random()
 
 
 def _from_numpy():
-    return GENERATOR_OF_NUMPY.random()
+    return OF_NUMPY.random()
 
 
-GENERATOR_OF_TORCH, GENERATOR_OF_PYTHON, GENERATOR_OF_NUMPY = GLOBALS.values()
 NUMBER = {"torch": _from_torch, "random": _from_python, "numpy": _from_numpy}
 
 
@@ -386,7 +386,7 @@ class Graph:
     """An object of the user's own class."""
 
     def __init__(self, x):
-        self.x, self.seen, self.calls = x, [], 0
+        self.x, self.seen, self.calls, self.held = x, [], 0, None
 
 
 def _replaces(self, graph):
@@ -419,6 +419,6 @@ def test_an_object_that_the_network_writes_into_is_left_as_it_was(forward):
 def test_an_object_that_cannot_be_copied_is_refused_if_it_is_written_into():
     net, x = made(lambda: (network(_replaces, a=nn.Linear(6, 8), d=nn.Dropout(0.3), o=nn.Linear(8, 2)), rows(5)))
     graph = Graph(x)
-    graph.lock = threading.Lock()
+    graph.held = threading.Lock()
     with pytest.raises(TypeError, match="`x` holds a Graph that the network writes into"):
         db.predict(net, graph, sampling=db.Sampling(row_axis=None))

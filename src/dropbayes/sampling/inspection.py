@@ -31,14 +31,7 @@ from dropbayes.sampling.sequences import form, with_positions
 from dropbayes.sampling.settings import Sampling, check_sampling
 from dropbayes.sampling.training_mode import check_accounted, check_repeatable, training_probe
 from dropbayes.tracing import Neutral, Read, RowLayout, SharedWrite, Site, Sites
-from dropbayes.tracing.generators import (
-    HOST_GENERATORS,
-    UNSEEDED,
-    global_generators,
-    keyed_generators,
-    names_generators,
-    unmoved,
-)
+from dropbayes.tracing.generators import UNSEEDED, keyed_generators, names_generators, unmoved_globals
 from dropbayes.tracing.states import NetworkState
 from dropbayes.tracing.views import Flags, View, check_modules, checked_network, eagerly
 
@@ -199,10 +192,8 @@ def _inspect(net: nn.Module, inputs: Inputs, ignored: tuple[str, ...], positions
 @torch.inference_mode(False)  # inference tensors have no versions, which reveal writes
 @torch.no_grad()
 def _inspect_in(net: nn.Module, inputs: Inputs, ignored: tuple[str, ...], positions: bool) -> Inspection:
-    generators = global_generators(net)
-    own = [one for one in generators if isinstance(one, HOST_GENERATORS)]  # torch's are noted as they are drawn from
-    prober = Prober(net, inputs, ignored, names_generators(net), own)
-    with unmoved(generators):
+    with unmoved_globals(net) as generators:
+        prober = Prober(net, inputs, ignored, names_generators(net), generators)
         try:
             return _inspect_with(prober, positions)
         except SharedWrite:  # a pass writes into a parameter: each has its own

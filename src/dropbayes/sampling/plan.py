@@ -107,7 +107,8 @@ class Plan:
 
     def replicate(self, number: int) -> Plan:
         """The plan with draws that are independent of those of other replicates."""
-        return replace(self, spec=replace(self.spec, keys=replace(self.spec.keys, replicate=number)))
+        spec = replace(self.spec, keys=replace(self.spec.keys, replicate=number))
+        return replace(self, spec=spec, moments_only=False)  # a kernel that gives the moments of all gives no outputs
 
     def arrange(self, tensors: list[Tensor], *, leading: int) -> list[Tensor]:
         """The tensors with their row axis, which follows `leading` axes, moved to the network's position."""
@@ -233,7 +234,7 @@ class Plan:
         if not all(agrees(outputs, one, row, 0, nearly=True) for row, one in alone.items()):
             check_batch(self.net, inputs, self.inspection)
             raise UnsupportedStrategy("a network that does otherwise with many rows")
-        self._check_operations(self.inspection, work, inputs)
+        self._check_operations(self.inspection, work, inputs.block(rows.start, rows.stop))
         for out, layout in zip(outputs, self.profile.outputs, strict=False):
             if layout is None and self.spec.per_row and not inputs.is_one_row and bool((out != out[:1, :1]).any()):
                 raise ValueError('`net` drops an output that has no rows, as masks="row" needs. Pass masks="shared".')

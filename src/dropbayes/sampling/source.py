@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
-import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,6 +32,7 @@ from dropbayes.tracing import (
 )
 from dropbayes.tracing.generators import SENTINEL_SEED
 from dropbayes.tracing.operations import is_batched
+from dropbayes.tracing.sites import is_checkpointed
 
 # From functorch: a real tensor seen as batched along one axis at a level of vmap; the depth of nested transforms, None
 # outside all of them.
@@ -318,7 +317,7 @@ class KeyedSource(SiteSource):
         return self.spec.trial or (self._new is not None and site.name in self._new)
 
     def _check_transforms(self) -> None:
-        if self._computed_again is None and _is_checkpointed():
+        if self._computed_again is None and is_checkpointed():
             self._computed_again = True
         depth = transform_depth()
         if depth and depth > max(self._depth, self.level or 0, self.row_level or 0) and _maps_randomly():
@@ -517,14 +516,6 @@ def _unmapped(x: Tensor, level: int, axis: int, size: int) -> Tensor:
     if not _is_mapped(x, level):
         return x.unsqueeze(axis).expand(*x.shape[:axis], size, *x.shape[axis:])
     return _functorch.get_unwrapped(x).movedim(_functorch.maybe_get_bdim(x), axis)
-
-
-def _is_checkpointed() -> bool:
-    """Whether torch.utils.checkpoint runs what draws here, and so runs it again for its gradient."""
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__") != "torch.utils.checkpoint":
-        frame = frame.f_back
-    return frame is not None
 
 
 def _refuse_gradient(_: Tensor) -> None:

@@ -48,12 +48,6 @@ def names_generators(net: nn.Module) -> frozenset[str]:
     return frozenset(found)
 
 
-def global_generators(net: nn.Module) -> list[Any]:
-    """The generators that are global variables of the code of a network's modules."""
-    held = [getattr(function, "__globals__", {}).get(name) for function, names in _reached(net) for name in names]
-    return list({id(value): value for value in held if isinstance(value, (torch.Generator, *HOST_GENERATORS))}.values())
-
-
 def _reached(net: nn.Module) -> Iterator[tuple[Any, set[str]]]:
     """The functions that the code of a network's modules reaches, with the names that are in each."""
     seen: set[Any] = set()
@@ -108,13 +102,15 @@ def _bits(generator: Any) -> Any:
 
 
 @contextlib.contextmanager
-def unmoved(generators: list[Any]) -> Iterator[None]:
-    """Puts generators back as they were, whatever is drawn from them meanwhile."""
-    states = list(map(state_of, generators))
+def unmoved_globals(net: nn.Module) -> Iterator[list[Any]]:
+    """The host's generators that are global variables of a network's code; these, and torch's, are then put back."""
+    held = [getattr(function, "__globals__", {}).get(name) for function, names in _reached(net) for name in names]
+    found = {id(value): value for value in held if isinstance(value, (torch.Generator, *HOST_GENERATORS))}
+    states = [(generator, state_of(generator)) for generator in found.values()]
     try:
-        yield
+        yield [generator for generator, _ in states if isinstance(generator, HOST_GENERATORS)]
     finally:
-        for generator, state in zip(generators, states, strict=True):
+        for generator, state in states:
             if isinstance(generator, torch.Generator):
                 generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
             elif isinstance(generator, random.Random):

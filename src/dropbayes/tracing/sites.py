@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -147,3 +148,11 @@ class SiteNames:
         call = f"{' in '.join((paths[0], *others))} {kind}"
         self._calls[call] = count = self._calls.get(call, -1) + 1
         return f"{call} {count}"
+
+
+def is_checkpointed() -> bool:
+    """Whether torch.utils.checkpoint runs the code that is running, and so runs it again for its gradient."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") != "torch.utils.checkpoint":
+        frame = frame.f_back
+    return frame is not None
