@@ -422,3 +422,30 @@ def test_an_object_that_cannot_be_copied_is_refused_if_it_is_written_into():
     graph.held = threading.Lock()
     with pytest.raises(TypeError, match="`x` holds a Graph that the network writes into"):
         db.predict(net, graph, sampling=db.Sampling(row_axis=None))
+
+
+def _in_place(self, x, table):
+    return self.o(self.d(torch.relu(self.a(x)))) + table.add_(1).sum()
+
+
+def _past_the_version(self, x, table):
+    return self.o(self.d(torch.relu(self.a(x)))) + table.data.add_(1).sum()
+
+
+def _row_by_row(self, x, table):
+    return self.o(self.d(torch.relu(self.a(x)))) + table.add_(1).sum() + float(x.sum()) * 0
+
+
+@pytest.mark.parametrize("forward", [_in_place, _past_the_version, _row_by_row])
+@pytest.mark.parametrize("n", [1, 3])
+def test_an_argument_without_rows_that_the_network_writes_into_is_left_as_it_was(forward, n):
+    def plain(self, x, table):
+        return self.o(self.d(torch.relu(self.a(x)))) + (table + 1).sum()
+
+    layers = {"a": nn.Linear(6, 8), "d": nn.Dropout(0.3), "o": nn.Linear(8, 2)}
+    net, x = made(lambda: (network(forward, **layers), rows(n)))
+    table = torch.zeros(4)
+    expected = db.draws(network(plain, **layers).eval(), (x, table), n_draws=5)
+    torch.testing.assert_close(db.draws(net, (x, table), n_draws=5), expected)
+    torch.testing.assert_close(db.function_draw(net, 2, n_draws=5)(x, table), expected[2])
+    assert not table.any()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from dropbayes.runtime.devices import cpu_threads, is_out_of_memory
 from dropbayes.runtime.validation import check_choice
-from dropbayes.sampling.inputs import Inputs, cloned_leaves
+from dropbayes.sampling.inputs import Inputs
 from dropbayes.sampling.inspection import Inspection, check_batch, forget, inspect
 from dropbayes.sampling.masks import Keys, Positions
 from dropbayes.sampling.perceptron import Perceptron, as_perceptron
@@ -217,8 +217,7 @@ class Plan:
         size = len(rows)
         if self.batch_invariant and self.strategy.rows in ("together", "mapped") and not inputs.is_one_row:
             size = max(size, self.block_rows)
-        given = inputs.padded_rows(rows.start, rows.stop, size)
-        leaves = cloned_leaves(given) if self.profile.writes_input else given
+        leaves = inputs.padded_rows(rows.start, rows.stop, size)
         keyed = range(first_row, first_row + size)
         work = Work(self.inspection.network, inputs, leaves, draws, keyed, pairs=self.pairs, parted=set())
         alone = self._alone(work, len(rows))
@@ -239,7 +238,7 @@ class Plan:
             if layout is None and self.spec.per_row and not inputs.is_one_row and bool((out != out[:1, :1]).any()):
                 raise ValueError('`net` drops an output that has no rows, as masks="row" needs. Pass masks="shared".')
         if self.profile.rows_branch and self.profile.sites_have_rows and rows.start == 0:
-            self._check_branches(replace(work, leaves=given), outputs)
+            self._check_branches(work, outputs)
         self.inspection.largest_block = max(self.inspection.largest_block, size * len(draws))
         if not self.spec.integrate:
             return Block(rows, draws, outputs)
@@ -263,9 +262,8 @@ class Plan:
             return {}
         are_sent = any(site.layout is not None and not site.layout.inner for site in self.profile.sites)
         inputs, work = replace(work.inputs, leaves=tuple(work.leaves)), replace(work, draws=work.draws[:1])
-        clone = cloned_leaves if self.profile.writes_input else list
         alone = {
-            row: replace(work, leaves=clone(inputs.rows([row])), rows=work.rows[row : row + 1])
+            row: replace(work, leaves=inputs.rows([row]), rows=work.rows[row : row + 1])
             for row in (range(n_rows)[-8:] if are_sent else range(1))
         }
         return {row: evaluate(ONE_BY_ONE, self.spec, one) for row, one in alone.items()}
@@ -278,7 +276,7 @@ class Plan:
         together = dict[int, list[Tensor]]()
         try:
             for draw in some if n_rows > 1 else ():
-                one = replace(work, leaves=cloned_leaves(leaves), draws=range(draw, draw + 1), rows=work.rows[:n_rows])
+                one = replace(work, leaves=leaves, draws=range(draw, draw + 1), rows=work.rows[:n_rows])
                 together[draw] = evaluate(DRAW_BY_DRAW, self.spec, one)
         except Exception:  # no mask can be laid on rows that go different ways
             return

@@ -16,6 +16,7 @@ from torch.utils._pytree import PyTree
 from dropbayes.sampling.inputs import Inputs, Structure, cloned_leaves, split
 from dropbayes.tracing import NEUTRAL, AtMeans, Interception, Neutral, Recorder, SharedWrite, SiteNames, Watch
 from dropbayes.tracing.generators import HostDraws
+from dropbayes.tracing.operations import tensor_leaves
 from dropbayes.tracing.states import description, is_object
 from dropbayes.tracing.views import Flags, View, eagerly
 
@@ -92,7 +93,8 @@ class Prober:
         view = self.views.pop(may_train, None) or View(self.net, may_train, own_parameters=self.owns_parameters)
         given, leaves = leaves, cloned_leaves(leaves)
         objects = [(leaf, description(leaf)) for leaf in leaves if is_object(leaf)]
-        watch = Watch(self.inputs.tensors_of_rows(leaves), {} if self.owns_parameters else view.parameters)
+        shared = {} if self.owns_parameters else view.parameters
+        watch = Watch(self.inputs.tensors_of_rows(leaves), shared, tensor_leaves(leaves))
         names = SiteNames(view.paths, view.originals)
         left_out = functools.partial(is_ignored, self.ignored)
         recorder = Recorder(names, left_out=left_out, watch=watch, neutral=neutral)

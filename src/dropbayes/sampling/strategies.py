@@ -72,11 +72,7 @@ def _evaluate(strategy: Strategy, spec: MaskSpec, work: Work) -> list[Tensor]:
         outputs = [_evaluate(strategy, spec, _one_row(work, index)) for index in range(len(work.rows))]
         return [torch.cat(tensors, dim=1) for tensors in zip(*outputs, strict=True)]
     if strategy.draws == "single" and len(work.draws) > 1:
-        clone = cloned_leaves if spec.profile.writes_input else list
-        singles = [
-            replace(work, leaves=clone(work.leaves), draws=work.draws[i : i + 1], among=work.draws)
-            for i in range(len(work.draws))
-        ]
+        singles = [replace(work, draws=work.draws[i : i + 1], among=work.draws) for i in range(len(work.draws))]
         runs = [_evaluate(strategy, spec, one) for one in singles]
         return [torch.cat(tensors) for tensors in zip(*runs, strict=True)]
     if strategy == BY_BRANCH:
@@ -97,6 +93,7 @@ def _one_row(work: Work, index: int) -> Work:
 def _run(source: KeyedSource, work: Work, leaves: list[PyTree]) -> list[Tensor]:
     view, profile = work.network(), source.spec.profile
     source.follow(view.paths)
+    leaves = cloned_leaves(leaves) if profile.writes_input else leaves
     with Interception(source) as mode:
         tensors, structure = split(eagerly(work.inputs.call)(view.net, leaves))
     if profile.draws_branch and structure.leaves != profile.structure.leaves:

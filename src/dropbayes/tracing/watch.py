@@ -29,9 +29,14 @@ class SharedWrite(Exception):
 
 
 class Watch(TorchDispatchMode):
-    """Observes every operation at the dispatcher, of an input with `rows`; none may write into what is `shared`."""
+    """Observes every operation at the dispatcher, of an input with `rows` and `whole` tensors beside them.
 
-    def __init__(self, rows: Iterable[Tensor] = (), shared: Mapping[str, Tensor] | None = None) -> None:
+    None may write into what is `shared`.
+    """
+
+    def __init__(
+        self, rows: Iterable[Tensor] = (), shared: Mapping[str, Tensor] | None = None, whole: Iterable[Tensor] = ()
+    ) -> None:
         super().__init__()
         self.unaccounted: list[str] = []  # random operations that were not replaced and take no generator
         self.draws_by_generator = 0  # and the numbers that others draw from torch's own
@@ -42,6 +47,7 @@ class Watch(TorchDispatchMode):
         self.selects_parts = False  # and entries are then taken from an axis of several: of a row, some of its parts
         self.peak_bytes = self.peak_suffix_bytes = 0
         self._rows = _memory(rows)
+        self._inputs = {*self._rows, *map(storage, whole)} - {0}
         self._shared = {key: name for name, tensor in (shared or {}).items() if (key := storage(tensor))}
         self._rowed, self._drawn = dict(self._rows), dict[int, StorageWeakRef]()
         self._sized = dict[int, StorageWeakRef]()  # tensors whose length depends on values
@@ -117,7 +123,7 @@ class Watch(TorchDispatchMode):
         written = _written(func, args, kwargs) if func._schema.is_mutable else set[int]()
         for key in written & self._shared.keys():
             raise SharedWrite(self._shared[key])
-        self.writes_input |= bool(written & self._rows.keys())
+        self.writes_input |= bool(written & self._inputs)
         result = func(*args, **kwargs)
         for tensor in _tensors(result if isinstance(result, (tuple, list)) else (result,)):
             self.draws_by_generator += tensor.numel() if by_generator else 0
