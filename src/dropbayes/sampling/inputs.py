@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._pytree import PyTree
 
 from dropbayes.runtime.batches import takes_mapping
+from dropbayes.tracing.operations import tensor_leaves
 from dropbayes.tracing.states import held, is_object
 
 RowAxis = int | None | Mapping[str, int | None] | Sequence[int | None]
@@ -183,8 +184,7 @@ def cloned_leaves(leaves: Iterable[Any]) -> list[Any]:
 def _copied_object(leaf: PyTree) -> PyTree:
     """A copy of an object (a graph); one that cannot be copied is shared."""
     with contextlib.suppress(Exception):
-        tensors = [value for value in pytree.tree_leaves(held(leaf)) if isinstance(value, Tensor)]
-        return copy.deepcopy(leaf, {id(tensor): tensor.clone() for tensor in tensors})  # clones have gradients
+        return copy.deepcopy(leaf, {id(one): one.clone() for one in tensor_leaves(held(leaf))})  # with gradients
     return leaf
 
 

@@ -54,15 +54,12 @@ class Perceptron:
         return None if kernels is None else kernels.affine_layers(self.layers)
 
 
-def _is_torch_patched() -> bool:
-    """Whether somebody has replaced what calls the layers of a perceptron, or what they call."""
-    homes = {nn.Module.__call__: torch_modules.__name__, F.dropout: F.__name__, F.linear: "torch._C._nn"}
-    return any(function.__module__ != home for function, home in homes.items())
-
-
 def as_perceptron(net: nn.Module, x: Tensor) -> Perceptron | None:
     """The layers of `net` if it is nothing but a plain perceptron that takes `x`; None if it does anything else."""
-    if torch_modules._global_forward_hooks or torch_modules._global_forward_pre_hooks or _is_torch_patched():
+    # What calls the layers, and what they call, may have been replaced.
+    homes = {nn.Module.__call__: torch_modules.__name__, F.dropout: F.__name__, F.linear: "torch._C._nn"}
+    is_patched = any(function.__module__ != home for function, home in homes.items())
+    if is_patched or torch_modules._global_forward_hooks or torch_modules._global_forward_pre_hooks:
         return None
     layers: list[nn.Module] = []
     width, taken = x.shape[1], (x.dtype, x.device)

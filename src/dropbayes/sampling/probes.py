@@ -82,7 +82,7 @@ class Prober:
     inputs: Inputs  # of the form of those to probe
     ignored: tuple[str, ...]  # modules whose randomness is not dropout
     named: frozenset[str]  # the generators of the host that the network's code names
-    drawn_from: list[Any] = field(default_factory=list)  # and those of the host that are its global variables
+    drawn_from: list[object] = field(default_factory=list)  # and those of the host that are its global variables
     owns_parameters: bool = False  # its passes write into their parameters, so that each needs its own
     views: dict[Flags | None, View] = field(default_factory=dict)  # that passes have left as they were
 

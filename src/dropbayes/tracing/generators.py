@@ -34,15 +34,15 @@ _NAMES = frozenset({
 UNSEEDED = frozenset({"default_rng", "urandom", "secrets", "RandomState", "Random", "SystemRandom"})
 """Names of generators that may be made within a pass, and then have a seed of their own."""
 _LIBRARY = ("torch", "dropbayes")
-HOST_GENERATORS = (random.Random, np.random.RandomState, np.random.Generator)
-"""Generators of Python and NumPy."""
+GENERATORS = (random.Random, np.random.RandomState, np.random.Generator, torch.Generator)
+"""Generators of Python, NumPy and torch."""
 
 
 def names_generators(net: nn.Module) -> frozenset[str]:
     """The names in the code of a network's modules that may be a generator of the host, or the seeding of torch's."""
     found: set[str] = set()
     for function, names in _reached(net):
-        if isinstance(getattr(function, "__self__", None), HOST_GENERATORS):
+        if isinstance(getattr(function, "__self__", None), GENERATORS):
             found.add("random")  # a generator's own method, under any name
         found |= names & _NAMES
     return frozenset(found)
@@ -84,7 +84,7 @@ def _names_in(code: types.CodeType) -> set[str]:
 
 def _is_near(function: Any, other: Any) -> bool:
     """Whether two functions are of the same package, or one is a generator's method."""
-    if isinstance(getattr(function, "__self__", None), HOST_GENERATORS):
+    if isinstance(getattr(function, "__self__", None), GENERATORS):
         return True
     homes = [str(getattr(one, "__module__", "")).partition(".")[0] for one in (function, other)]
     return isinstance(function, types.FunctionType) and homes[0] == homes[1]
@@ -94,29 +94,27 @@ def state_of(generator: Any) -> bytes:
     """The state of a generator of Python, NumPy or torch, comparable."""
     if isinstance(generator, torch.Generator):
         return generator.get_state().numpy().tobytes()
-    return pickle.dumps(generator.getstate() if isinstance(generator, random.Random) else _bits(generator).state)
-
-
-def _bits(generator: Any) -> Any:
-    return generator.bit_generator if hasattr(generator, "bit_generator") else generator._bit_generator
+    if isinstance(generator, random.Random):
+        return pickle.dumps(generator.getstate())
+    bits = generator.bit_generator if hasattr(generator, "bit_generator") else generator._bit_generator
+    return pickle.dumps(bits.state)
 
 
 @contextlib.contextmanager
-def unmoved_globals(net: nn.Module) -> Iterator[list[Any]]:
+def unmoved_globals(net: nn.Module) -> Iterator[list[object]]:
     """The host's generators that are global variables of a network's code; these, and torch's, are then put back."""
-    held = [getattr(function, "__globals__", {}).get(name) for function, names in _reached(net) for name in names]
-    found = {id(value): value for value in held if isinstance(value, (torch.Generator, *HOST_GENERATORS))}
-    states = [(generator, state_of(generator)) for generator in found.values()]
-    try:
-        yield [generator for generator, _ in states if isinstance(generator, HOST_GENERATORS)]
-    finally:
-        for generator, state in states:
-            if isinstance(generator, torch.Generator):
-                generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
-            elif isinstance(generator, random.Random):
-                generator.setstate(pickle.loads(state))
+    reached = ((getattr(function, "__globals__", {}), names) for function, names in _reached(net))
+    held = {id(value): value for scope, names in reached for value in map(scope.get, names)}
+    found: list[Any] = [value for value in held.values() if isinstance(value, GENERATORS)]
+    with contextlib.ExitStack() as putting_back:
+        for generator in found:
+            if hasattr(generator, "bit_generator"):
+                putting_back.callback(setattr, generator.bit_generator, "state", generator.bit_generator.state)
+            elif hasattr(generator, "setstate"):
+                putting_back.callback(generator.setstate, generator.getstate())
             else:
-                _bits(generator).state = pickle.loads(state)
+                putting_back.callback(generator.set_state, generator.get_state())
+        yield [generator for generator in found if not hasattr(generator, "manual_seed")]
 
 
 def _global_states() -> dict[str, bytes]:

@@ -186,7 +186,7 @@ class _Tokens:
                 cast(list[Any], self.alive).append(lambda value=value: (value,))
 
 
-def description(value: Any) -> Any:
+def description(value: object) -> object:
     """What a value holds, in a form that is equal as long as nothing is written into it."""
     return _Tokens(True, None)(value)
 
