@@ -34,15 +34,18 @@ _NAMES = frozenset({
 UNSEEDED = frozenset({"default_rng", "urandom", "secrets", "RandomState", "Random", "SystemRandom"})
 """Names of generators that may be made within a pass, and then have a seed of their own."""
 _LIBRARY = ("torch", "dropbayes")
-GENERATORS = (random.Random, np.random.RandomState, np.random.Generator, torch.Generator)
-"""Generators of Python, NumPy and torch."""
+
+
+def is_generator(value: object) -> bool:
+    """Whether a value is a generator of Python, NumPy or torch."""
+    return isinstance(value, (random.Random, np.random.RandomState, np.random.Generator, torch.Generator))
 
 
 def names_generators(net: nn.Module) -> frozenset[str]:
     """The names in the code of a network's modules that may be a generator of the host, or the seeding of torch's."""
     found: set[str] = set()
     for function, names in _reached(net):
-        if isinstance(getattr(function, "__self__", None), GENERATORS):
+        if is_generator(getattr(function, "__self__", None)):
             found.add("random")  # a generator's own method, under any name
         found |= names & _NAMES
     return frozenset(found)
@@ -84,7 +87,7 @@ def _names_in(code: types.CodeType) -> set[str]:
 
 def _is_near(function: Any, other: Any) -> bool:
     """Whether two functions are of the same package, or one is a generator's method."""
-    if isinstance(getattr(function, "__self__", None), GENERATORS):
+    if is_generator(getattr(function, "__self__", None)):
         return True
     homes = [str(getattr(one, "__module__", "")).partition(".")[0] for one in (function, other)]
     return isinstance(function, types.FunctionType) and homes[0] == homes[1]
@@ -105,7 +108,7 @@ def unmoved_globals(net: nn.Module) -> Iterator[list[object]]:
     """The host's generators that are global variables of a network's code; these, and torch's, are then put back."""
     reached = ((getattr(function, "__globals__", {}), names) for function, names in _reached(net))
     held = {id(value): value for scope, names in reached for value in map(scope.get, names)}
-    found: list[Any] = [value for value in held.values() if isinstance(value, GENERATORS)]
+    found: list[Any] = [value for value in held.values() if is_generator(value)]
     with contextlib.ExitStack() as putting_back:
         for generator in found:
             if hasattr(generator, "bit_generator"):

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dropbayes.tracing.generators import GENERATORS
+from dropbayes.tracing.generators import is_generator
 from dropbayes.tracing.states import MAX_DEPTH, PLAIN, NetworkState, cell_value, held, is_object
 from dropbayes.tracing.watch import SharedWrite, Watch, storage
 
@@ -273,7 +273,7 @@ class View:
             return self._remember(value, copy.copy(value)) if self._own_buffers else value
         if type(value) is itertools.count:  # shows where it stands, and from Python 3.14 on cannot be copied
             return self._remember(value, itertools.count(*map(ast.literal_eval, repr(value)[6:-1].split(", "))))
-        if isinstance(value, GENERATORS):
+        if is_generator(value):
             self.generators.append(value.clone_state() if isinstance(value, torch.Generator) else copy.deepcopy(value))
             return self._remember(value, self.generators[-1])
         if isinstance(value, weakref.ref):
