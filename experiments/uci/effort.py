@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from dropbayes.estimators import DropoutRegressor
-from dropbayes.estimators.effort import EFFORTS
+from dropbayes.estimators.parameters import EFFORTS
 from dropbayes.runtime.progress import ProgressBar
 from experiments.uci.data import Dataset
 

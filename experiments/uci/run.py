@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from dropbayes.estimators.effort import EFFORTS
+from dropbayes.estimators.parameters import EFFORTS
 from dropbayes.runtime import files
 from experiments.record import Findings, Record, markdown_table
 from experiments.reproduction import reproduce

@@ -1,6 +1,6 @@
 """Tests of the efforts."""
 
-from dropbayes.estimators.effort import EFFORTS
+from dropbayes.estimators.parameters import EFFORTS
 
 
 def network_steps(effort):

@@ -16,8 +16,8 @@ from tests.estimators.samples import PLAIN, QUICK, toy
     [
         ({"times": np.zeros(20)}, "at least 2 times"),
         ({"times": np.arange(19)}, "one time for each of the 20 rows"),
-        ({"times": np.full(20, np.nan)}, "some are missing"),
-        ({"times": ["2020", "2021", float("nan"), *["2022"] * 17]}, "some are missing, the first in row 2"),
+        ({"times": np.full(20, np.nan)}, "must hold a time for every row"),
+        ({"times": ["2020", "2021", float("nan"), *["2022"] * 17]}, "row 2 has none"),
         ({"times": np.arange(20), "groups": np.arange(20)}, "two ways to hold rows out"),
     ],
 )
@@ -44,7 +44,7 @@ def test_groups_may_have_names_of_several_kinds_or_none():
 )
 def test_rows_without_a_group_are_refused(groups):
     x, y = toy(20)
-    with pytest.raises(ValueError, match="`groups` must name a group for every row; row 5 has none"):
+    with pytest.raises(ValueError, match="`groups` must hold a group for every row; row 5 has none"):
         DropoutRegressor(**QUICK).fit(x, y, groups=groups)
 
 

@@ -2,7 +2,6 @@
 
 import functools
 import gc
-import itertools
 import random
 
 import numpy as np
@@ -253,12 +252,3 @@ def test_lazy_modules_are_refused():
 def test_networks_without_weights_are_refused():
     with pytest.raises(ValueError, match=r"`net` must hold its weights; '0.weight' is on the meta device"):
         check_modules(nn.Sequential(nn.Linear(2, 2)).to("meta"))
-
-
-def test_a_view_counts_by_itself():
-    net = nn.Linear(2, 2)
-    net.count, net.steps = itertools.count(3), itertools.count(1.5, 2)
-    view = View(net)
-    assert [next(view.net.count), next(view.net.count), next(view.net.steps)] == [3, 4, 1.5]
-    assert (repr(net.count), repr(net.steps)) == ("count(3)", "count(1.5, 2)")
-    assert view.state.changes(view.net) == [("", "count"), ("", "steps")]

@@ -21,7 +21,7 @@ from dropbayes.estimators.frames import as_array, check_names, frame_inputs, fra
 from dropbayes.estimators.inputs import Bins, MissingValues
 from dropbayes.estimators.parameters import FOLDS, MANY_ROWS, Parameters
 from dropbayes.estimators.process import Offset
-from dropbayes.estimators.rows import canonical_rows, row_groups, time_groups
+from dropbayes.estimators.rows import canonical_rows, group_numbers, row_groups
 from dropbayes.population import EnsembleChoice, Population, Task, choose_ensemble, fit_precision, select, train_in_jobs
 from dropbayes.runtime.devices import cpu_threads
 from dropbayes.runtime.progress import ProgressBar
@@ -76,7 +76,9 @@ class DropoutEstimator(Parameters, Ensemble):
     def _learn(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray, groups: Any, times: Any = None) -> None:
         self._check_parameters()
         if times is not None:
-            groups = time_groups(times, groups, len(x))
+            if groups is not None:
+                raise ValueError("`groups` and `times` are two ways to hold rows out; give one of them.")
+            groups = group_numbers("times", as_array(times, "times"), len(x), ordered=True)
         self.__dict__.pop("recalibration", None)  # fitted to the previous networks
         x, y, weight, groups = canonical_rows(x, y, weight, groups)
         if len(x) < 2:

@@ -6,18 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from dropbayes.estimators.frames import as_array
-
 # Larger weights enter the objective: as repeated rows they would cost memory. A table with more copies of each row
 # than that has few distinct rows, which are repeated observations and not copies.
 _MAX_COPIES = 10
 
 
 def missing_rows(names: Any, *, none: bool = False) -> np.ndarray:
-    """The rows whose name is NaN, NaT or pandas.NA, or None if `none`.
-
-    A list is read item by item: NumPy would turn a NaN among texts into a text.
-    """
+    """The rows whose name is NaN, NaT or pandas.NA, or None if `none`."""
 
     def is_missing(name: object) -> bool:
         try:
@@ -25,23 +20,27 @@ def missing_rows(names: Any, *, none: bool = False) -> np.ndarray:
         except TypeError:  # of pandas.NA, nothing is true or false
             return True
 
+    # As objects: NumPy would turn a NaN among the texts of a list into a text.
     return np.flatnonzero([is_missing(name) for name in np.asarray(names, dtype=object).ravel()])
 
 
-def time_groups(times: Any, groups: Any, n_rows: int) -> np.ndarray:
-    """The rank of each row's time: rows of one time are held out together."""
-    if groups is not None:
-        raise ValueError("`groups` and `times` are two ways to hold rows out; give one of them.")
-    given = as_array(times, "times")
-    if len(missing := missing_rows(given, none=True)):
-        raise ValueError(f"`times` must hold a time for every row; some are missing, the first in row {missing[0]}.")
-    times = np.asarray(given)
-    if times.shape != (n_rows,):
-        raise ValueError(f"`times` must hold one time for each of the {n_rows} rows; got {times.shape}.")
-    ranks = np.unique(times, return_inverse=True)[1].reshape(-1)
-    if ranks.max() == 0:
-        raise ValueError("`times` must hold at least 2 times, to learn from the first and hold out the second; got 1.")
-    return ranks
+def group_numbers(name: str, given: Any, n_rows: int, *, ordered: bool = False) -> np.ndarray:
+    """The number of each row's group, or where they are `ordered` of its time: rows of one are held out together."""
+    one = name.removesuffix("s")
+    if len(missing := missing_rows(given, none=ordered)):
+        raise ValueError(f"`{name}` must hold a {one} for every row; row {missing[0]} has none.")
+    values = np.asarray(given)
+    if values.shape != (n_rows,):
+        raise ValueError(f"`{name}` must hold one {one} for each of the {n_rows} rows; got {values.shape}.")
+    try:
+        numbers = np.unique(values, return_inverse=True)[1].reshape(-1)
+    except TypeError:  # names of several kinds, None among them, have no order
+        if ordered:
+            raise
+        numbers = np.unique([repr(value) for value in values], return_inverse=True)[1].reshape(-1)
+    if numbers.max() == 0:
+        raise ValueError(f"`{name}` must hold at least 2 {name}, to learn from one and hold out the other; got 1.")
+    return numbers
 
 
 def canonical_rows(x: np.ndarray, y: np.ndarray, weight: np.ndarray, groups: Any) -> tuple[Any, Any, Any, Any]:
@@ -49,18 +48,7 @@ def canonical_rows(x: np.ndarray, y: np.ndarray, weight: np.ndarray, groups: Any
 
     The fit then does not depend on the order of the rows, and a row of weight 2 equals a row given twice.
     """
-    if groups is not None:
-        if len(missing := missing_rows(groups)):
-            raise ValueError(f"`groups` must name a group for every row; row {missing[0]} has none. Name one.")
-        groups = np.asarray(groups)
-        if groups.shape != (len(x),):
-            raise ValueError(f"`groups` must name one group for each of the {len(x)} rows; got {groups.shape}.")
-        try:
-            groups = np.unique(groups, return_inverse=True)[1].reshape(-1)
-        except TypeError:  # names of several kinds, None among them, have no order
-            groups = np.unique([repr(group) for group in groups], return_inverse=True)[1].reshape(-1)
-        if groups.max() == 0:
-            raise ValueError("`groups` must name at least 2 groups, to learn from one and hold out another; got 1.")
+    groups = None if groups is None else group_numbers("groups", groups, len(x))
     rows = np.flatnonzero(weight > 0)
     counts = weight[rows]
     if len(counts) and np.all(counts == np.round(counts)) and counts.max() <= _MAX_COPIES:

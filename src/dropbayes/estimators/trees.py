@@ -17,7 +17,7 @@ mixture.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,18 +94,13 @@ def grow_trees(
     The rows are inputs, class numbers, weights and the part of each; the `n_trees` of a part's forest are grown on the
     others. As many more make the evidence on `n_held` rows steadier, which the weights of the pool are fitted to.
     """
-    x, y, weight, part = rows
     grown: tuple[list[Nodes], list[Nodes]] = ([], [])
-    evidence = torch.zeros(2, n_held, len(shares)).double()
-    parts = np.unique(part)
-    for number in parts:
-        learned, held = part != number, np.flatnonzero(part[:n_held] == number)
-        # Equal weights are none: quantiles with weights take ten times as long as the trees.
-        known = _rounded(x[learned]), y[learned], weight[learned] if weight.min() < weight.max() else None
-        settings = *known, len(shares), seed + int(number)
+    evidence, parts = torch.zeros(2, n_held, len(shares)).double(), np.unique(rows[-1])
+    for number, known, own in _without_parts(rows, parts):
+        settings, held = (*known, len(shares), seed + number), np.flatnonzero(own[:n_held])
         forest = _forest(*settings, n_trees=2 * n_trees if len(held) else n_trees)
         for kind, nodes in enumerate((forest, _boosted(*settings))):
-            evidence[kind, held] = _joined(nodes, boosted=kind == 1).evidence(x[held], shares)
+            evidence[kind, held] = _joined(nodes, boosted=kind == 1).evidence(rows[0][held], shares)
             kept = nodes if kind == 1 else nodes[:n_trees]
             scale = len(nodes) / (len(kept) * len(parts))
             grown[kind].extend((*rest, value * scale) for *rest, value in kept)
@@ -122,11 +117,9 @@ def grow_forest(
     """
     from sklearn.ensemble import RandomForestRegressor
 
-    x, y, weight, part = rows
-    grown, held_out = [], torch.zeros(n_trees, len(x), 1).double()
-    for number in parts:
-        learned, held = part != number, part == number
-        few = int(learned.sum()) <= 2000  # rows of each tree: the time does not grow with the table
+    grown, held_out = [], torch.zeros(n_trees, len(rows[0]), 1).double()
+    for number, known, held in _without_parts(rows, parts):
+        few = len(known[0]) <= 2000  # rows of each tree: the time does not grow with the table
         forest = RandomForestRegressor(
             n_trees,
             min_samples_leaf=5,
@@ -134,9 +127,9 @@ def grow_forest(
             bootstrap=greedy or not few,
             max_samples=None if few else 2000,
             random_state=(seed + number) % 2**32,
-        ).fit(_rounded(x[learned]), y[learned], weight[learned] if weight.min() < weight.max() else None)
+        ).fit(*known)
         nodes = [_tree_nodes(one.tree_, one.tree_.value[:, 0]) for one in forest.estimators_]
-        held_out[:, held] = _joined(nodes, boosted=False).draws(x[held])
+        held_out[:, held] = _joined(nodes, boosted=False).draws(rows[0][held])
         grown += nodes
     return _joined(grown, boosted=False), held_out
 
@@ -145,21 +138,24 @@ def grow_boosted(rows: Sequence[np.ndarray], parts: Sequence[int], seed: int) ->
     """The mean of boosted trees without each of the `parts`, and what these predict for their part, `[row, 1]`."""
     from sklearn.ensemble import HistGradientBoostingRegressor
 
-    x, y, weight, part = rows
-    grown, held_out = [], torch.zeros(len(x), 1).double()
-    for number in parts:
-        learned, held = part != number, part == number
-        model = HistGradientBoostingRegressor(
-            max_leaf_nodes=16,
-            min_samples_leaf=10,
-            l2_regularization=1.0,
-            early_stopping=False,
-            random_state=(seed + number) % 2**32,
-        ).fit(_rounded(x[learned]), y[learned], weight[learned] if weight.min() < weight.max() else None)
+    grown, held_out = [], torch.zeros(len(rows[0]), 1).double()
+    settings = {"max_leaf_nodes": 16, "min_samples_leaf": 10, "l2_regularization": 1.0, "early_stopping": False}
+    for number, known, held in _without_parts(rows, parts):
+        model = HistGradientBoostingRegressor(**settings, random_state=(seed + number) % 2**32).fit(*known)
         nodes = _boosted_nodes(model, model._baseline_prediction, np.ones((1, 1)))
-        held_out[held] = _joined(nodes, boosted=True).total(x[held])
+        held_out[held] = _joined(nodes, boosted=True).total(rows[0][held])
         grown += [(*rest, value / len(parts)) for *rest, value in nodes]
     return _joined(grown, boosted=True), held_out
+
+
+def _without_parts(rows: Sequence[np.ndarray], parts: Iterable[int]) -> Iterator[tuple[int, Any, np.ndarray]]:
+    """Each of the parts, with inputs, targets and weights of all other rows, and which rows are its own."""
+    x, y, weight, part = rows
+    for number in parts:
+        learned = part != number
+        # Equal weights are none: quantiles with weights take ten times as long as the trees.
+        weights = weight[learned] if weight.min() < weight.max() else None
+        yield int(number), (_rounded(x[learned]), y[learned], weights), ~learned
 
 
 def prefers_boosted(draws: Tensor, boosted: Tensor, y: Tensor, weight: Tensor) -> bool:

@@ -36,7 +36,6 @@ class Evaluation:
     log_density: Tensor
     y: Tensor
     weight: Tensor  # 0 for the padding of tasks with fewer rows
-    task: Tensor  # of each member
 
     @property
     def log_likelihood(self) -> Tensor:
@@ -72,7 +71,7 @@ def evaluate(population: Population, rows: Any, *, n_draws: int = 1000, seed: in
     precision τ [GG16, eq:predictive_dist], its variance $\tau^{-1}$ plus the variance of the draws [GG16, prop:var].
     `rows` are `(x, y)` or `(x, y, weight)` for all members, or a sequence of these, one per task.
     """
-    inputs, y, weight, task = _labelled_rows(population, rows)
+    inputs, y, weight = _labelled_rows(population, rows)
     groups = []
     for index in _member_groups(population, inputs.shape[1]):
         some, moments, noise = select(population, index), Moments(), Moments()
@@ -88,11 +87,11 @@ def evaluate(population: Population, rows: Any, *, n_draws: int = 1000, seed: in
         groups.append((moments.mean, epistemic, epistemic + noise.mean, log_sum - math.log(n_draws)))
     mean, epistemic, variance, log_density = (torch.cat(values) for values in zip(*groups, strict=True))
     log_density = torch.where(population.diverged[:, None], -torch.inf, log_density)
-    return Evaluation(mean, epistemic, variance, log_density, y, weight, task)
+    return Evaluation(mean, epistemic, variance, log_density, y, weight)
 
 
-def _labelled_rows(population: Population, rows: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Inputs of each task `[task, row, feature]`; targets and weights of each member; the task of each member."""
+def _labelled_rows(population: Population, rows: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs of each task `[task, row, feature]`; targets and weights of each member."""
     given = [rows] if isinstance(rows, tuple) else list(rows)
     inputs, counts = _task_rows(population, [entry[0] for entry in given])
     columns = [population.head.columns(entry[1]) for entry in given]
@@ -106,7 +105,7 @@ def _labelled_rows(population: Population, rows: Any) -> tuple[Tensor, Tensor, T
     weights = [row_weights((*entry, None)[2], n, name="weight") for entry, n in zip(given, counts, strict=True)]
     task = torch.tensor([m.task if len(given) > 1 else 0 for m in population.members])
     y, weight = (pad_sequence(values, batch_first=True) for values in (columns, weights))
-    return inputs, y.to(population.device)[task], weight.to(population.device)[task], task
+    return inputs, y.to(population.device)[task], weight.to(population.device)[task]
 
 
 def fit_precision(
@@ -134,7 +133,7 @@ def fit_and_score(
         density = evaluate(population, rows, n_draws=n_draws, seed=seed).log_density
         return population, density, density.new_zeros(*density.shape, 0)
     check_count("n_draws", n_draws)
-    inputs, y, weight, _ = _labelled_rows(population, rows)
+    inputs, y, weight = _labelled_rows(population, rows)
     group = torch.arange(len(population)) if groups is None else torch.as_tensor(groups)
     _, group = group.to(population.device).unique(return_inverse=True)
     unit = replace(population, precision=population.y_scale**-2)

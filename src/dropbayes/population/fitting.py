@@ -111,7 +111,6 @@ def train(
         drop_prob=trained[-1],
         precision=torch.where(given.isnan()[:, None], y_scale**-2, given[:, None]),
         **moments,
-        epochs=torch.tensor([m.epochs for m in members], device=device),
         diverged=diverged,
         head=head,
         activation=activation,

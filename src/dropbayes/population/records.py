@@ -83,7 +83,6 @@ class Population:
     x_scale: Tensor
     y_mean: Tensor  # [member, output], as the next
     y_scale: Tensor
-    epochs: Tensor
     diverged: Tensor  # whose parameters overflowed: they hold their initial weights and score −∞
     head: Head = HEADS["gaussian"]
     activation: Activation = "relu"
@@ -97,7 +96,7 @@ class Population:
 
 
 # The tensors of a population with one entry per member, except weights and biases.
-STACKED = ("drop_prob", "precision", "x_mean", "x_scale", "y_mean", "y_scale", "epochs", "diverged")
+STACKED = ("drop_prob", "precision", "x_mean", "x_scale", "y_mean", "y_scale", "diverged")
 
 
 def select(population: Population, index: Sequence[int] | Tensor) -> Population:

@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._pytree import PyTree
@@ -51,13 +50,12 @@ def _parameters_of(net: nn.Module) -> list[inspect.Parameter] | None:
 
 
 def loaded_batches(net: nn.Module, loader: Any) -> Iterator[Any]:
-    """The batches of a DataLoader, moved to the network's device."""
+    """The batches of a DataLoader, moved to the network's device: tensors, and objects that hold some (graphs)."""
     device = device_of(net)
+
+    def moved(leaf: PyTree) -> PyTree:
+        there = leaf.to(device) if hasattr(leaf, "to") else leaf
+        return leaf if there is None else there  # some objects move themselves
+
     for batch in loader:
-        yield pytree.tree_map(lambda leaf: _moved(leaf, device), batch)
-
-
-def _moved(leaf: PyTree, device: torch.device) -> PyTree:
-    """A tensor, or an object that holds tensors (a graph), on a device; some objects move themselves and give None."""
-    moved = leaf.to(device) if hasattr(leaf, "to") else leaf
-    return leaf if moved is None else moved
+        yield pytree.tree_map(moved, batch)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-import types
+import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -152,7 +152,5 @@ class SiteNames:
 
 def is_checkpointed() -> bool:
     """Whether torch.utils.checkpoint runs the code that is running, and so runs it again for its gradient."""
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__") != "torch.utils.checkpoint":
-        frame = frame.f_back
-    return frame is not None
+    stack = traceback.walk_stack(None)
+    return any(frame.f_globals.get("__name__") == "torch.utils.checkpoint" for frame, _ in stack)

@@ -148,8 +148,6 @@ class _Tokens:
             return hashlib.blake2b(value.tobytes()).digest() if value.size else 0
         if issubclass(kind, (bytearray, array.array)):
             return bytes(value)
-        if kind is itertools.count:
-            return repr(value)
         if depth > MAX_DEPTH:
             return self._identity(value)
         if kind is types.MethodType:

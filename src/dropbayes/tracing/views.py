@@ -8,10 +8,8 @@ are bound to those of the view.
 from __future__ import annotations
 
 import array
-import ast
 import copy
 import functools
-import itertools
 import operator
 import sys
 import types
@@ -271,8 +269,6 @@ class View:
             return self._tensor(value)
         if isinstance(value, (np.ndarray, bytearray, array.array)):
             return self._remember(value, copy.copy(value)) if self._own_buffers else value
-        if type(value) is itertools.count:  # shows where it stands, and from Python 3.14 on cannot be copied
-            return self._remember(value, itertools.count(*map(ast.literal_eval, repr(value)[6:-1].split(", "))))
         if is_generator(value):
             self.generators.append(value.clone_state() if isinstance(value, torch.Generator) else copy.deepcopy(value))
             return self._remember(value, self.generators[-1])

@@ -19,7 +19,6 @@ from dropbayes.sampling.kernels.launching import launch, power_of_two, tile_coun
 from dropbayes.sampling.masks import Keys, as_signed, keep_scale, signed_threshold
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-MAX_HEAD = 256
 _ALIGNMENT = 16  # bytes: a line of keep bits starts where a vector load may
 _TILE_UNITS, _TILE_ROWS = 256, 8
 
