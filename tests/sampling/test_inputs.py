@@ -140,3 +140,12 @@ def test_an_empty_cache_of_transformers_is_copied_with_its_layers():
     copied.layers[0].keys.add_(5)
     assert cache.get_seq_length() == 3 and copied.get_seq_length() == 4
     assert torch.equal(cache.layers[0].keys, torch.ones(1, 2, 3, 4))
+
+
+def test_a_function_of_the_tensors_is_also_that_of_a_caches():
+    cache = pytest.importorskip("transformers").DynamicCache()
+    cache.update(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4), 0)
+    inputs = as_inputs({"input_ids": torch.ones(1, 1), "past_key_values": cache}).with_tensors(torch.Tensor.double)
+    ids, doubled = inputs.leaves
+    assert ids.dtype == doubled.layers[0].keys.dtype == torch.float64
+    assert cache.layers[0].keys.dtype == torch.float32

@@ -37,9 +37,8 @@ class Inputs:
         return [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
 
     def with_tensors(self, function: Callable[[Tensor], Tensor]) -> Inputs:
-        """The inputs with `function` of each tensor in its place."""
-        leaves = tuple(function(leaf) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves)
-        return dataclasses.replace(self, leaves=leaves)
+        """The inputs with `function` of each tensor in its place, those of caches as well."""
+        return dataclasses.replace(self, leaves=tuple(copied_cache(leaf, function) for leaf in self.leaves))
 
     def to(self, device: torch.device) -> Inputs:
         """The inputs on a device."""
@@ -167,13 +166,13 @@ def _select(leaf: PyTree, axis: int | None, index: Sequence[int] | Tensor) -> Py
     return chosen
 
 
-def copied_cache(leaf: PyTree) -> PyTree:
+def copied_cache(leaf: PyTree, function: Callable[[Tensor], Tensor] = Tensor.clone) -> PyTree:
     """A copy of a tensor or a cache that can be changed without changing the original; any other leaf unchanged."""
     if is_cache(leaf):
         copied = copy.copy(leaf)
-        copied.__dict__.update(pytree.tree_map(copied_cache, vars(leaf)))
+        copied.__dict__.update(pytree.tree_map(lambda held: copied_cache(held, function), vars(leaf)))
         return copied
-    return leaf.clone() if isinstance(leaf, Tensor) else leaf
+    return function(leaf) if isinstance(leaf, Tensor) else leaf
 
 
 def cloned_leaves(leaves: Iterable[Any]) -> list[Any]:
