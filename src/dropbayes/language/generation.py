@@ -99,9 +99,10 @@ def generate(
     Returns:
         A `Generation` under the mean; `DrawnTexts` under each draw.
     """
+    options["tokenizer"] = tokenizer  # for stop strings
     work = checked_texts("inputs", inputs, model, tokenizer, n_draws, seed, sampling, options)
     config = work.config
-    if on_token is not None and (config.num_beams or 1) > 1:
+    if on_token is not None and work.has_beams:
         raise ValueError("`on_token` needs tokens one at a time; a beam search has its texts at the end only.")
     if on_token is not None and per_draw:
         raise ValueError("`on_token` goes with per_draw=False; texts of single draws end at different lengths.")
@@ -120,28 +121,20 @@ def generate(
 
 def _under_the_mean(work: Texts, at_once: int, on_token: Callable[[TokenUncertainty], None] | None) -> Generation:
     drawn = DrawnModel(work.folded(range(work.keys.n_draws), at_once), together=True)
-    is_beam, ends = (work.config.num_beams or 1) > 1, _ends(work.config)
     steps: list[TokenUncertainty] = []
 
-    def observe(sequences: Tensor, _: Any, **__: Any) -> Tensor:
-        """A stopping criterion that never stops: it observes each token as it is chosen."""
-        tokens = sequences[:, -1]
-        living = torch.ones_like(tokens, dtype=torch.bool)
-        if steps:
-            living = steps[-1].mask & ~torch.isin(steps[-1].tokens, ends.to(tokens.device))
+    def observe(tokens: Tensor, living: Tensor) -> None:
         steps.append(TokenUncertainty.of(drawn.log_probs, tokens, living, steps[-1] if steps else None))
         if on_token is not None:
             on_token(steps[-1])
-        return torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
 
-    sequences = _decode(work, drawn, work.with_encoder(drawn.chunks), None if is_beam else observe)
-    answer = sequences[:, work.new_from :]
-    if is_beam:
+    sequences, mask = _decode(work, drawn, work.with_encoder(drawn.chunks), None if work.has_beams else observe)
+    if work.has_beams:
         repeats = len(sequences) // work.n_rows
         repeated = {name: value.repeat_interleave(repeats, 0) for name, value in work.given.items()}
-        judged = score_answers(replace(work, given=repeated), answer, _until_the_end(answer, ends), at_once)
+        judged = score_answers(replace(work, given=repeated), sequences[:, work.new_from :], mask, at_once)
     else:
-        judged = TokenUncertainty.joined(steps, torch.stack, -1).texts()
+        judged = TokenUncertainty.joined(steps[: mask.shape[1]], torch.stack, -1).texts()
     n_draws = work.keys.n_draws
     return Generation(sequences=sequences, cache_bytes=drawn.cache_bytes, n_draws=n_draws, **vars(judged))
 
@@ -149,20 +142,18 @@ def _under_the_mean(work: Texts, at_once: int, on_token: Callable[[TokenUncertai
 def _under_each_draw(work: Texts, at_once: int) -> DrawnTexts:
     if (work.config.num_return_sequences or 1) > 1:
         raise ValueError("`num_return_sequences` must be 1 for texts of single draws: there is one for each draw.")
-    texts, largest = [], 0
+    texts, masks, largest = list[Tensor](), list[Tensor](), 0
     for start in range(0, work.keys.n_draws, at_once):
         draws = range(work.keys.n_draws)[start : start + at_once]
         drawn = DrawnModel(work.folded(draws, at_once), together=False)
         inputs = work.with_encoder(drawn.chunks)
         inputs |= {name: inputs[name].repeat(len(draws), 1) for name in work.given}
-        texts.append(_decode(work, drawn, inputs, None).unflatten(0, (len(draws), work.n_rows)))
-        largest = max(largest, drawn.cache_bytes)
-    width = max(text.shape[-1] for text in texts)
-    pad = 0 if work.config.pad_token_id is None else int(work.config.pad_token_id)
-    whole = torch.cat([nn.functional.pad(text, (0, width - text.shape[-1]), value=pad) for text in texts])
+        sequences, mask = _decode(work, drawn, inputs, None)
+        texts, masks, largest = [*texts, *sequences], [*masks, *mask], max(largest, drawn.cache_bytes)
+    by_draw = work.keys.n_draws, work.n_rows
+    whole = nn.utils.rnn.pad_sequence(texts, batch_first=True, padding_value=max(work.padding, 0)).unflatten(0, by_draw)
+    mask = nn.utils.rnn.pad_sequence(masks, batch_first=True).unflatten(0, by_draw)
     tokens = whole[..., work.new_from :]
-    masks = [_until_the_end(text[..., work.new_from :], _ends(work.config)) for text in texts]
-    mask = torch.cat([nn.functional.pad(one, (0, tokens.shape[-1] - one.shape[-1])) for one in masks])
     judged = [score_answers(work, tokens[i], mask[i], 1, range(i, i + 1)) for i in range(len(tokens))]
     log_prob = torch.stack([one.token_log_prob for one in judged])
     entropy = torch.stack([one.token_entropy for one in judged])
@@ -171,23 +162,37 @@ def _under_each_draw(work: Texts, at_once: int) -> DrawnTexts:
     )
 
 
-def _decode(work: Texts, drawn: DrawnModel, inputs: dict[str, Any], observe: Any) -> Tensor:
-    """The sequences that transformers' `generate` decodes from the drawn model."""
-    from transformers import StoppingCriteriaList
+def _decode(
+    work: Texts, drawn: DrawnModel, inputs: dict[str, Any], observe: Callable[[Tensor, Tensor], None] | None
+) -> tuple[Tensor, Tensor]:
+    """The sequences that transformers' `generate` decodes, and which new tokens are part of their text.
 
-    own = [] if observe is None else [observe]
-    criteria = StoppingCriteriaList([*(work.options.get("stopping_criteria") or []), *own])
-    sequences: Tensor = drawn.model().generate(**inputs, **work.options | {"stopping_criteria": criteria})
-    return sequences
+    `observe` gets each token as it is chosen, and which texts had not ended before.
+    """
+    from transformers import EosTokenCriteria, StoppingCriteriaList, StopStringCriteria
 
+    config, tokenizer, living = work.config, work.options["tokenizer"], list[Tensor]()
+    ends = StoppingCriteriaList(work.options.get("stopping_criteria") or [])
+    if config.eos_token_id is not None:
+        ends.append(EosTokenCriteria(config.eos_token_id))
+    if config.stop_strings is not None and tokenizer is not None:
+        ends.append(StopStringCriteria(tokenizer, config.stop_strings))
 
-def _ends(config: Any) -> Tensor:
-    """The tokens that end a text, of which a configuration names none, one or several."""
-    ends = config.eos_token_id
-    return torch.tensor([] if ends is None else ends, dtype=torch.long).flatten()
+    def follow(sequences: Tensor, scores: Any, **others: Any) -> Tensor:
+        """Whether texts end with their last token."""
+        if not living:
+            living.append(torch.ones_like(sequences[:, -1], dtype=torch.bool))
+        if observe is not None:
+            observe(sequences[:, -1], living[-1])
+        ended: Tensor = ends(sequences, scores, **others)
+        living.append(living[-1] & ~ended)
+        return ended
 
-
-def _until_the_end(tokens: Tensor, ends: Tensor) -> Tensor:
-    """Which tokens are part of their text: those up to its first end token."""
-    is_end = torch.isin(tokens, ends.to(tokens.device)).long()
-    return is_end.cumsum(-1) - is_end == 0
+    criteria = ends if work.has_beams else StoppingCriteriaList([follow])
+    decoded = drawn.model().generate(**inputs, **work.options | {"stopping_criteria": criteria})
+    sequences: Tensor = getattr(decoded, "sequences", decoded)  # if the configuration asks for a record
+    sequences = sequences.clamp(min=0)  # after a text without an end token, beams are filled with -1
+    columns = range(work.new_from, sequences.shape[1])
+    for column in columns if work.has_beams else ():  # whose texts change places until the last step
+        follow(sequences[:, : column + 1], None)
+    return sequences, torch.stack(living[: len(columns)], -1)

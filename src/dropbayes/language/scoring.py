@@ -45,7 +45,7 @@ def score(
     """The uncertainty of given answers to prompts, as `generate` reports it for its own texts.
 
     The answers, one for each prompt, are texts or their token ids `[row, token]`, padded on the right; `answer_mask`
-    says which of these are part of an answer, by default all but the model's padding token. The prompts are as the
+    says which of these are part of an answer, by default all but the padding after its end. The prompts are as the
     inputs of `generate`, for an encoder-decoder model the encoder's input; the other arguments are those of `generate`.
     """
     work = checked_texts("prompt", prompt, model, tokenizer, n_draws, seed, sampling, {})
@@ -60,8 +60,10 @@ def score(
     if answer_mask is not None and answer_mask.shape != shape:
         raise ValueError(f"`answer_mask` must have the shape of `answer`, {shape}; got {answer_mask.shape}.")
     if answer_mask is None:
-        pad = work.config.pad_token_id
-        answer_mask = torch.ones_like(answer) if pad is None else answer != int(pad)
+        padding = (answer == work.padding).flip(-1).cumprod(-1).flip(-1).bool()
+        if work.padding_ends:  # the first one is part of the text
+            padding = nn.functional.pad(padding[:, :-1], (1, 0)) & padding
+        answer_mask = ~padding
     with torch.no_grad():
         result = score_answers(work, answer, answer_mask.bool(), work.at_once(draws_at_once))
     return replace(result, texts=decoded(tokenizer, result.tokens, result.mask))
@@ -102,17 +104,24 @@ class Texts:
         return bool(generating_module(self.model).config.is_encoder_decoder)
 
     @property
-    def start_token(self) -> int:
-        start = self.config.decoder_start_token_id
-        start = self.config.bos_token_id if start is None else start
-        if start is None:
-            raise ValueError("`model` must define the token its decoder begins with. Pass decoder_start_token_id=.")
-        return int(torch.tensor(start).flatten()[0])  # one, or a list for a batch
+    def padding(self) -> int:
+        """The token of padding; without one, a number that is no token."""
+        return -1 if self.config.pad_token_id is None else int(self.config.pad_token_id)
+
+    @property
+    def padding_ends(self) -> bool:
+        """Whether the token of padding is one of those, none or several, that end a text."""
+        ends = self.config.eos_token_id
+        return self.padding in (ends if isinstance(ends, list) else [ends])
+
+    @property
+    def has_beams(self) -> bool:
+        return (self.config.num_beams or 1) > 1
 
     @property
     def new_from(self) -> int:
         """The column of a sequence at which new tokens begin."""
-        return 1 if self.has_encoder else int(self.given["input_ids"].shape[1])
+        return int(self.given["decoder_input_ids" if self.has_encoder else "input_ids"].shape[1])
 
     def with_encoder(self, chunks: list[FoldedDraws]) -> dict[str, Any]:
         """The inputs, with the encoder's output for each draw; it runs once, as part of the whole model."""
@@ -120,9 +129,7 @@ class Texts:
             return dict(self.given)
         from transformers.modeling_outputs import BaseModelOutput
 
-        start = torch.full((self.n_rows, 1), self.start_token, device=self.given["input_ids"].device)
-        whole = {**self.given, "decoder_input_ids": start, "use_cache": False}
-        states = [chunk(whole, self.n_rows).encoder_last_hidden_state for chunk in chunks]
+        states = [chunk({**self.given, "use_cache": False}, self.n_rows).encoder_last_hidden_state for chunk in chunks]
         return {**self.given, "encoder_outputs": BaseModelOutput(last_hidden_state=torch.cat(states))}
 
 
@@ -134,6 +141,12 @@ def checked_texts(
     check_sampling(sampling)
     keys, config = sampling.keys(n_draws, seed), checked_options(model, options)
     work = Texts(model, keys, sampling, named_inputs(argument, inputs, tokenizer, model), config, options)
+    ids = work.given["input_ids"]
+    if "attention_mask" not in work.given and not work.padding_ends and bool((ids == work.padding).any()):
+        work.given["attention_mask"] = (ids != work.padding).long()  # as transformers does
+    if work.has_encoder:
+        begun = work.given.get("decoder_input_ids", options.pop("decoder_input_ids", ids[:, :0]))
+        work.given["decoder_input_ids"] = _begun_by_the_start_token(begun, config)
     mask = work.given.get("attention_mask")
     if mask is not None and not work.has_encoder and bool((mask[:, -1] == 0).any()):
         raise ValueError(
@@ -141,6 +154,15 @@ def checked_texts(
             'with padding_side="left".'
         )
     return work
+
+
+def _begun_by_the_start_token(begun: Tensor, config: Any) -> Tensor:
+    """The tokens with which the decoder begins, after the start token, which transformers adds as well."""
+    start = config.bos_token_id if config.decoder_start_token_id is None else config.decoder_start_token_id
+    if start is None:
+        raise ValueError("`model` must define the token its decoder begins with. Pass decoder_start_token_id=.")
+    first = torch.tensor(start, device=begun.device).view(-1, 1).expand(len(begun), 1)  # one, or one for each row
+    return begun if begun.shape[1] and bool((begun[:, :1] == first).any()) else torch.cat([first, begun], 1)
 
 
 def score_answers(
@@ -169,9 +191,8 @@ def _whole_text(work: Texts, given: dict[str, Tensor], answer: Tensor, mask: Ten
     """The arguments for prompt and answer together, and the columns of the logits that predict the answer."""
     length = answer.shape[1]
     if work.has_encoder:
-        start = torch.full_like(answer[:, :1], work.start_token)
-        decoded = torch.cat([start, answer[:, :-1]], 1)
-        return {**given, "decoder_input_ids": decoded, "use_cache": False}, slice(0, length)
+        decoded = torch.cat([given["decoder_input_ids"], answer[:, :-1]], 1)
+        return {**given, "decoder_input_ids": decoded, "use_cache": False}, slice(-length, None)
     others = given.keys() - set(_TEXTS)
     if others:
         raise ValueError(f"a text is scored by `input_ids` and `attention_mask` alone; got {sorted(others)} as well.")
@@ -245,6 +266,11 @@ def checked_language_model(model: Any) -> nn.Module:
             "`model` must not be quantised: how its kernels round may depend on the batch, so that a draw among others "
             "need not be the draw alone. Load it in bfloat16 or float16."
         )
+    if any(adapter.is_prompt_learning for adapter in getattr(model, "peft_config", {}).values()):
+        raise ValueError(
+            "`model` must not have prompts as adapters: the tokens that they put before the text are in no cache of a "
+            "draw. Judge it with dropbayes.predict."
+        )
     inner = generating_module(model)
     if not inner.can_generate():
         raise ValueError(
@@ -259,9 +285,13 @@ def checked_options(model: nn.Module, options: dict[str, Any]) -> Any:
     for name, reason in _OURS.items():
         if name in options:
             raise ValueError(f"`{name}` has no place here: {reason}.")
-    config = copy.deepcopy(options.get("generation_config") or generating_module(model).generation_config)
+    own = generating_module(model).generation_config
+    config = copy.deepcopy(options.get("generation_config") or own)
+    config.update(**own.to_dict(), defaults_only=True)
     config.update(**{name: value for name, value in options.items() if name != "generation_config"})
-    if config.cache_implementation not in (None, "dynamic"):
+    if (config.guidance_scale or 1) != 1:
+        raise ValueError("`guidance_scale` must be 1: guidance runs the model beside its draws. Leave it out.")
+    if config.cache_implementation not in (None, "dynamic", "hybrid"):  # for transformers, "hybrid" is the default
         raise ValueError(
             f"`cache_implementation` must be the default, which grows as draws need it; got "
             f"{config.cache_implementation!r}, a cache that draws cannot share."
