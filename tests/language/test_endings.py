@@ -109,6 +109,15 @@ def test_every_row_may_have_a_start_token_of_its_own():
     torch.testing.assert_close(both.token_log_prob[1:], alone.token_log_prob, atol=3e-5, rtol=0)
 
 
+def test_a_model_that_keeps_no_cache_reads_the_whole_text_at_every_step():
+    shape = {"vocab_size": 40, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32, "pad_token_id": 0}
+    torch.manual_seed(0)
+    model = transformers.OpenAIGPTLMHeadModel(transformers.OpenAIGPTConfig(**shape))
+    written = db.language.generate(model, prompts(), max_new_tokens=3, **DRAWS)
+    judged = db.language.score(model, prompts(), written.tokens, answer_mask=written.mask, **DRAWS)
+    torch.testing.assert_close(judged.token_log_prob, written.token_log_prob, atol=3e-5, rtol=0)
+
+
 def test_guidance_and_prompts_as_adapters_are_refused():
     with pytest.raises(ValueError, match="`guidance_scale` must be 1"):
         given = transformers.GenerationConfig(guidance_scale=1.5)

@@ -174,7 +174,11 @@ class DrawnModel:
         self.log_probs = torch.cat(logits).log_softmax(-1)
         if is_prompt:
             self._prompt = arguments
-        elif name is not None and self._keyed not in _checked.setdefault(self.net, set()):
+        elif (
+            name is not None
+            and any(map(cache_bytes, self._caches))
+            and self._keyed not in _checked.setdefault(self.net, set())
+        ):
             self._check_step(arguments, n_rows, name, dtype)
             _checked[self.net].add(self._keyed)
         self.cache_bytes = max(self.cache_bytes, sum(map(cache_bytes, self._caches)))
