@@ -8,6 +8,7 @@ import dropbayes as db
 from dropbayes.language.callback import UncertaintyCallback
 from dropbayes.scores import expected_calibration_error
 from tests.language.tiny_models import tiny_model
+from tests.sampling.sequence_models import sequence_model
 
 pytest.importorskip("accelerate")
 
@@ -82,6 +83,15 @@ def test_a_language_model_is_judged_by_the_next_token():
         loss = model(ids, labels=ids).loss
     assert scores["plain_log_likelihood"] == pytest.approx(-float(loss), abs=1e-4)
     assert scores["mutual_information"] > 0
+
+
+def test_a_decoder_reads_the_labels_before_the_one_it_is_judged_by():
+    model, batch = sequence_model("bart").eval(), {"input_ids": torch.randint(3, 30, (4, 6)), "note": ["a text"] * 4}
+    labels = torch.randint(3, 30, (4, 6))
+    scores = UncertaintyCallback(n_draws=3).measure(model, [{**batch, "labels": labels}])
+    with torch.no_grad():
+        loss = model(batch["input_ids"], labels=labels).loss
+    assert scores["plain_log_likelihood"] == pytest.approx(-float(loss), abs=1e-4)
 
 
 def test_the_model_is_left_as_it_was():
