@@ -27,6 +27,15 @@ def test_tokens_are_told_apart_by_their_place():
         assert sum(entry["share"] for entry in found if entry["index"] == place) == pytest.approx(1)
 
 
+def test_all_answers_to_a_single_input_are_listed():
+    model, tokenizer = language_model(0.5)
+    tokenizer.add_special_tokens({"mask_token": tokenizer.unk_token})
+    words = transformers.DistilBertForMaskedLM(model.config)
+    pipe = transformers.pipeline("fill-mask", model=words, tokenizer=tokenizer, device=-1)
+    found = answers(pipe, f"the film was {tokenizer.mask_token}", n_draws=4, top_k=3)
+    assert len(found) == 1 and sum(entry["share"] for entry in found[0]) == pytest.approx(3)
+
+
 def test_a_pipeline_without_a_model_of_torch_or_without_scores_is_refused():
     with pytest.raises(TypeError, match="`pipe` must be a pipeline with a model of torch; got function"):
         answers(lambda texts: texts, TEXTS)

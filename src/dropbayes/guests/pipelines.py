@@ -30,6 +30,7 @@ def answers(
         )
     several = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
     runs = each_draw(pipe.model, lambda: pipe(several, **settings), n_draws=n_draws, seed=seed, sampling=sampling)
+    runs = [run if len(run) == len(several) else [run] for run in runs]  # some give the entries of one input alone
     return [_summary([run[index] for run in runs]) for index in range(len(several))]
 
 
