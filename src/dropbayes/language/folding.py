@@ -161,31 +161,28 @@ class DrawnModel:
             self._caches = [cache, *(sampling.copied_cache(cache) for _ in self.chunks[1:])]
             if self.together or self.n_draws > 1:
                 cache.reorder_cache = self._reorder
-        outputs, logits = [], []
-        for index, chunk in enumerate(self.chunks):
-            chunk_arguments = {key: self._chunk_rows(value, chunk, n_rows) for key, value in arguments.items()}
-            if name is not None:
-                chunk_arguments[name] = self._caches[index]
-            outputs.append(chunk(chunk_arguments, n_rows, alike=self.together or is_prompt))
-            if name is not None and not self.together and is_prompt:
-                spread(self._caches[index], n_rows, len(chunk.draws))
-            logits.append(outputs[-1].logits[:, -1].float().unflatten(0, (len(chunk.draws), n_rows)))
-        dtype = outputs[0].logits.dtype
-        self.log_probs = torch.cat(logits).log_softmax(-1)
+        output, self.log_probs = self._run(arguments, n_rows, alike=self.together or is_prompt)
         if is_prompt:
             self._prompt = arguments
-        elif (
-            name is not None
-            and any(map(cache_bytes, self._caches))
-            and self._keyed not in _checked.setdefault(self.net, set())
-        ):
-            self._check_step(arguments, n_rows, name, dtype)
+            for cache, chunk in zip(self._caches, self.chunks, strict=True):
+                spread(cache, n_rows, 1 if self.together else len(chunk.draws))
+        n_bytes = sum(map(cache_bytes, self._caches))  # none if the model keeps no cache
+        if not is_prompt and name and n_bytes and self._keyed not in _checked.setdefault(self.net, set()):
+            self._check_step(arguments, n_rows, name, output.logits.dtype)
             _checked[self.net].add(self._keyed)
-        self.cache_bytes = max(self.cache_bytes, sum(map(cache_bytes, self._caches)))
+        self.cache_bytes = max(self.cache_bytes, n_bytes)
         answer = self.log_probs.logsumexp(0) - math.log(self.n_draws) if self.together else self.log_probs.flatten(0, 1)
-        output = outputs[0]
         output["logits"] = answer[:, None]
         return output
+
+    def _run(self, arguments: dict[str, Any], n_rows: int, *, alike: bool) -> tuple[Any, Tensor]:
+        """The first chunk's output, and the log-probabilities of the next token by all draws, each from its cache."""
+        name, outputs = cache_name(arguments), []
+        for index, chunk in enumerate(self.chunks):
+            given = {key: self._chunk_rows(value, chunk, n_rows) for key, value in arguments.items()}
+            outputs.append(chunk(given if name is None else given | {name: self._caches[index]}, n_rows, alike=alike))
+        logits = [output.logits[:, -1].float().unflatten(0, (-1, n_rows)) for output in outputs]
+        return outputs[0], torch.cat(logits).log_softmax(-1)
 
     def _chunk_rows(self, value: Any, chunk: FoldedDraws, n_rows: int) -> Any:
         """The rows of a chunk's draws, from a value with the rows of all draws (the encoder's output)."""
@@ -212,12 +209,7 @@ class DrawnModel:
         if "inputs_embeds" in self._prompt or step.get("decoder_inputs_embeds") is not None:
             return
         whole["use_cache"] = False
-        outputs = [
-            chunk({key: self._chunk_rows(value, chunk, n_rows) for key, value in whole.items()}, n_rows, alike=False)
-            for chunk in self.chunks
-        ]
-        logits = [output.logits[:, -1].float().unflatten(0, (-1, n_rows)) for output in outputs]
-        expected = torch.cat(logits).log_softmax(-1)
+        _, expected = self._run(whole, n_rows, alike=False)
         if not sampling.equal_but_for_rounding(self.log_probs.to(dtype), expected.to(dtype), offsets=False):
             difference = float((self.log_probs - expected).abs().max())
             raise ValueError(
