@@ -264,12 +264,14 @@ def test_texts_padded_on_the_right_are_refused():
         db.language.generate(lively("gpt2"), given, n_draws=2, max_new_tokens=2)
 
 
-def test_several_texts_need_a_padding_token():
-    import transformers
-
-    config = transformers.GPT2Config(vocab_size=40, n_embd=16, n_layer=1, n_head=2, eos_token_id=2)
-    with pytest.raises(ValueError, match="`pad_token_id` must be known for several texts"):
-        db.language.generate(transformers.GPT2LMHeadModel(config), prompts(), max_new_tokens=2)
+def test_several_texts_without_a_padding_token_are_padded_with_the_end_token():
+    model = copy.deepcopy(lively("gpt2"))
+    model.generation_config.pad_token_id, ids = None, prompts()["input_ids"].clamp(min=3)
+    end = int(db.language.generate(model, ids, n_draws=2, max_new_tokens=1, eos_token_id=None).tokens[0, 0])
+    model.generation_config.eos_token_id = end
+    written = db.language.generate(model, ids, n_draws=2, max_new_tokens=3)
+    assert written.tokens[0].tolist() == [end] * 3 and written.mask[0].tolist() == [True, False, False]
+    assert torch.equal(db.language.score(model, ids, written.tokens, n_draws=2).mask, written.mask)
 
 
 def test_text_needs_a_tokenizer():

@@ -101,16 +101,8 @@ def generate(
     """
     options["tokenizer"] = tokenizer  # for stop strings
     work = checked_texts("inputs", inputs, model, tokenizer, n_draws, seed, sampling, options)
-    config = work.config
-    if on_token is not None and work.has_beams:
-        raise ValueError("`on_token` needs tokens one at a time; a beam search has its texts at the end only.")
-    if on_token is not None and per_draw:
-        raise ValueError("`on_token` goes with per_draw=False; texts of single draws end at different lengths.")
-    if work.n_rows > 1 and config.eos_token_id is not None and config.pad_token_id is None:
-        raise ValueError(
-            "`pad_token_id` must be known for several texts, which end at different lengths; the model has none. Pass "
-            "pad_token_id=tokenizer.pad_token_id (or eos_token_id)."
-        )
+    if on_token is not None and (work.has_beams or per_draw):
+        raise ValueError("`on_token` needs tokens one at a time, which beams and texts of single draws have not.")
     at_once = work.at_once(draws_at_once)
     devices = sorted({p.device.index or 0 for p in work.model.parameters() if p.device.type == "cuda"})
     with torch.no_grad(), torch.random.fork_rng(devices=devices):
@@ -171,12 +163,12 @@ def _decode(
     """
     from transformers import EosTokenCriteria, StoppingCriteriaList, StopStringCriteria
 
-    config, tokenizer, living = work.config, work.options["tokenizer"], list[Tensor]()
+    tokenizer, living = work.options["tokenizer"], list[Tensor]()
     ends = StoppingCriteriaList(work.options.get("stopping_criteria") or [])
-    if config.eos_token_id is not None:
-        ends.append(EosTokenCriteria(config.eos_token_id))
-    if config.stop_strings is not None and tokenizer is not None:
-        ends.append(StopStringCriteria(tokenizer, config.stop_strings))
+    if work.ends:
+        ends.append(EosTokenCriteria(work.ends))
+    if work.config.stop_strings is not None and tokenizer is not None:
+        ends.append(StopStringCriteria(tokenizer, work.config.stop_strings))
 
     def follow(sequences: Tensor, scores: Any, **others: Any) -> Tensor:
         """Whether texts end with their last token."""

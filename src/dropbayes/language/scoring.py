@@ -60,10 +60,8 @@ def score(
     if answer_mask is not None and answer_mask.shape != shape:
         raise ValueError(f"`answer_mask` must have the shape of `answer`, {shape}; got {answer_mask.shape}.")
     if answer_mask is None:
-        padding = (answer == work.padding).flip(-1).cumprod(-1).flip(-1).bool()
-        if work.padding_ends:  # the first one is part of the text
-            padding = nn.functional.pad(padding[:, :-1], (1, 0)) & padding
-        answer_mask = ~padding
+        n_after = (answer == work.padding).flip(-1).cumprod(-1).sum(-1, keepdim=True) - int(work.padding in work.ends)
+        answer_mask = torch.arange(answer.shape[1], device=answer.device) < answer.shape[1] - n_after
     with torch.no_grad():
         result = score_answers(work, answer, answer_mask.bool(), work.at_once(draws_at_once))
     return replace(result, texts=decoded(tokenizer, result.tokens, result.mask))
@@ -104,15 +102,16 @@ class Texts:
         return bool(generating_module(self.model).config.is_encoder_decoder)
 
     @property
-    def padding(self) -> int:
-        """The token of padding; without one, a number that is no token."""
-        return -1 if self.config.pad_token_id is None else int(self.config.pad_token_id)
+    def ends(self) -> list[int]:
+        """The tokens that end a text, of which a configuration names none, one or several."""
+        ends = self.config.eos_token_id
+        return [] if ends is None else torch.tensor(ends).flatten().tolist()
 
     @property
-    def padding_ends(self) -> bool:
-        """Whether the token of padding is one of those, none or several, that end a text."""
-        ends = self.config.eos_token_id
-        return self.padding in (ends if isinstance(ends, list) else [ends])
+    def padding(self) -> int:
+        """The token of padding, for transformers else the first that ends a text; without both, no token."""
+        pad = self.config.pad_token_id
+        return int([*self.ends, -1][0] if pad is None else pad)
 
     @property
     def has_beams(self) -> bool:
@@ -142,7 +141,7 @@ def checked_texts(
     keys, config = sampling.keys(n_draws, seed), checked_options(model, options)
     work = Texts(model, keys, sampling, named_inputs(argument, inputs, tokenizer, model), config, options)
     ids = work.given["input_ids"]
-    if "attention_mask" not in work.given and not work.padding_ends and bool((ids == work.padding).any()):
+    if "attention_mask" not in work.given and work.padding not in work.ends and bool((ids == work.padding).any()):
         work.given["attention_mask"] = (ids != work.padding).long()  # as transformers does
     if work.has_encoder:
         begun = work.given.get("decoder_input_ids", options.pop("decoder_input_ids", ids[:, :0]))
@@ -268,8 +267,7 @@ def checked_language_model(model: Any) -> nn.Module:
         )
     if any(adapter.is_prompt_learning for adapter in getattr(model, "peft_config", {}).values()):
         raise ValueError(
-            "`model` must not have prompts as adapters: the tokens that they put before the text are in no cache of a "
-            "draw. Judge it with dropbayes.predict."
+            "`model` must not have prompts as adapters: no cache of a draw holds them. Use dropbayes.predict."
         )
     inner = generating_module(model)
     if not inner.can_generate():
