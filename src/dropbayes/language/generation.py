@@ -127,8 +127,7 @@ def _under_the_mean(work: Texts, at_once: int, on_token: Callable[[TokenUncertai
         judged = score_answers(replace(work, given=repeated), sequences[:, work.new_from :], mask, at_once)
     else:
         judged = TokenUncertainty.joined(steps[: mask.shape[1]], torch.stack, -1).texts()
-    n_draws = work.keys.n_draws
-    return Generation(sequences=sequences, cache_bytes=drawn.cache_bytes, n_draws=n_draws, **vars(judged))
+    return Generation(sequences=sequences, cache_bytes=drawn.cache_bytes, n_draws=drawn.n_draws, **vars(judged))
 
 
 def _under_each_draw(work: Texts, at_once: int) -> DrawnTexts:
@@ -182,8 +181,8 @@ def _decode(
 
     criteria = ends if work.has_beams else StoppingCriteriaList([follow])
     decoded = drawn.model().generate(**inputs, **work.options | {"stopping_criteria": criteria})
-    sequences: Tensor = getattr(decoded, "sequences", decoded)  # if the configuration asks for a record
-    sequences = sequences.clamp(min=0)  # after a text without an end token, beams are filled with -1
+    # The configuration may ask for a record; after a text without an end token, beams are filled with -1.
+    sequences: Tensor = getattr(decoded, "sequences", decoded).clamp(min=0)
     columns = range(work.new_from, sequences.shape[1])
     for column in columns if work.has_beams else ():  # whose texts change places until the last step
         follow(sequences[:, : column + 1], None)

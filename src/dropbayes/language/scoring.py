@@ -266,9 +266,7 @@ def checked_language_model(model: Any) -> nn.Module:
             "need not be the draw alone. Load it in bfloat16 or float16."
         )
     if any(adapter.is_prompt_learning for adapter in getattr(model, "peft_config", {}).values()):
-        raise ValueError(
-            "`model` must not have prompts as adapters: no cache of a draw holds them. Use dropbayes.predict."
-        )
+        raise ValueError("`model` must not have prompts as adapters, which no cache holds. Use dropbayes.predict.")
     inner = generating_module(model)
     if not inner.can_generate():
         raise ValueError(
