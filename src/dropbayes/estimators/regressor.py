@@ -29,7 +29,7 @@ from dropbayes.runtime.validation import check_count, row_weights
 
 # The rows of a gap, and the draws for each, to which the spread far from the rows is fitted.
 _GAP_ROWS, _GAP_DRAWS = 1000, 32
-_GREEDY_ROWS = 50
+_GREEDY_ROWS, _MAX_BOOSTED = 50, 64
 
 
 @dataclass(eq=False, repr=False)
@@ -228,7 +228,8 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         n_members = len(choice.members)
         n_kept = n_members * max(1, round(len(draws) / n_members * (1 - share)))  # the time does not grow
         draws = among(draws[:n_kept], trees, share)
-        return draws if greedy else self._with_boosted(rows, draws, y, weight, n_folds)
+        many = x.shape[1] > _MAX_BOOSTED  # boosted trees would take as long as all else
+        return draws if greedy or many else self._with_boosted(rows, draws, y, weight, n_folds)
 
     def _with_boosted(
         self, rows: tuple[np.ndarray, ...], draws: Tensor, y: Tensor, weight: Tensor, n_folds: int
