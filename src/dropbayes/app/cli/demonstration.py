@@ -90,14 +90,14 @@ def carbon_dioxide() -> Case:
     every = np.concatenate([years, ahead])
     parts = np.where(every < 1985.0, "trained on", np.where(every <= years[-1], "held out", "unknown"))
     printed = (1960, 1970, 1980, 1984, 1988, 1992, 1996, 2000, 2003, 2006)  # each year's June
-    periods = {"season": 2 * np.pi * every, "half-season": 4 * np.pi * every}
+    periods, waves = {"season": 2 * np.pi * every, "half-season": 4 * np.pi * every}, (np.sin, np.cos)
     return Case(
         name="co2",
         title="CO₂ at Mauna Loa, by a network that last saw 1984",
         target="CO₂ (ppm)",
         source="Mauna Loa, monthly means of the weekly series bundled with statsmodels",
         columns={"year": every}
-        | {f"{name} {wave.__name__}": wave(angle) for name, angle in periods.items() for wave in (np.sin, np.cos)},
+        | {f"{name} {wave.__name__}": wave(angle).round(9) for name, angle in periods.items() for wave in waves},
         truth=np.concatenate([series.to_numpy(dtype=np.float64), np.full(len(ahead), np.nan)]),
         parts=parts,
         along="year",
