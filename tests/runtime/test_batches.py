@@ -34,3 +34,19 @@ def test_batches_are_moved_to_the_device_of_the_network():
     net = nn.Linear(2, 1, device="meta")
     batch = next(loaded_batches(net, [{"x": torch.ones(2), "name": "a"}]))
     assert batch["x"].device.type == "meta" and batch["name"] == "a"
+
+
+def test_an_encoder_decoder_begins_with_the_labels_it_is_judged_by():
+    class Decoder(nn.Module):
+        def forward(self, input_ids, decoder_input_ids=None, labels=None):
+            return input_ids
+
+        def prepare_decoder_input_ids_from_labels(self, labels):
+            return nn.functional.pad(labels[:, :-1], (1, 0))
+
+    ids, labels = torch.tensor([[5, 6, 7]]), torch.tensor([[3, 4]])
+    taken = network_arguments(Decoder(), {"input_ids": ids, "labels": labels})
+    assert list(taken) == ["input_ids", "decoder_input_ids"] and taken["decoder_input_ids"].tolist() == [[0, 3]]
+    given = {"input_ids": ids, "decoder_input_ids": ids}
+    assert network_arguments(Decoder(), given | {"labels": labels}) == given
+    assert network_arguments(Decoder(), {"input_ids": ids, "labels": None}) == {"input_ids": ids}

@@ -11,6 +11,7 @@ from transformers import TrainerCallback
 
 from dropbayes.likelihoods import Categorical, output_tensor
 from dropbayes.predictive import predict
+from dropbayes.runtime.batches import network_arguments
 from dropbayes.runtime.validation import check_count
 from dropbayes.sampling import evaluation_output
 from dropbayes.scores import accuracy, class_log_likelihood, expected_calibration_error
@@ -63,11 +64,8 @@ class UncertaintyCallback(TrainerCallback):
         if "labels" not in batch:
             raise ValueError(f"the evaluation batches must have `labels`; got {sorted(batch)}.")
         device = next(model.parameters()).device
-        inputs = {name: value.to(device) for name, value in batch.items() if torch.is_tensor(value)}
-        labels = inputs.pop("labels")
-        shift = getattr(model, "prepare_decoder_input_ids_from_labels", None)
-        if shift is not None and "decoder_input_ids" not in inputs:  # as the model does for its loss
-            inputs["decoder_input_ids"] = shift(labels=labels)
+        tensors = {name: value.to(device) for name, value in batch.items() if torch.is_tensor(value)}
+        labels, inputs = tensors["labels"], network_arguments(model, tensors)
         settings: dict[str, Any] = {"n_draws": self.n_draws, "seed": self.seed, "progress": False}
         prediction = predict(model, inputs, likelihood=Categorical(class_axis=-1), **settings)
         plain = output_tensor(evaluation_output(model, inputs)).float().softmax(-1)

@@ -21,7 +21,11 @@ def network_arguments(net: nn.Module, batch: PyTree) -> PyTree:
         accepted, targets = _parameters_of(net), {"labels"}
         if accepted is not None and not any(p.kind is p.VAR_KEYWORD for p in accepted):
             targets |= {"label", "y", "target", "targets"} - {p.name for p in accepted}
-        return {name: value for name, value in batch.items() if name not in targets}
+        arguments = {name: value for name, value in batch.items() if name not in targets}
+        shift: Any = getattr(net, "prepare_decoder_input_ids_from_labels", None)
+        if shift is not None and batch.get("labels") is not None and "decoder_input_ids" not in batch:
+            arguments["decoder_input_ids"] = shift(labels=batch["labels"])  # as the model does for its loss
+        return arguments
     if isinstance(batch, (tuple, list)) and len(batch) > 1:
         accepted = _parameters_of(net)
         if accepted is not None and not any(p.kind is p.VAR_POSITIONAL for p in accepted):
