@@ -187,6 +187,12 @@ def test_boosted_trees_are_half_of_every_draw(among_trees):
     torch.testing.assert_close(ours.location, (theirs.location + boosted) / 2)
 
 
+def test_wide_tables_have_no_boosted_trees(monkeypatch, among_trees):
+    monkeypatch.setattr(regressor, "_MAX_BOOSTED", 5)
+    wide = DropoutRegressor(random_state=0, n_steps=50, device="cpu").fit(*jumps())
+    assert among_trees.boosted_ is not None and wide.boosted_ is None and wide.forest_ is not None
+
+
 def test_trees_among_the_draws_are_better_where_outcomes_jump(among_trees, tmp_path):
     new, truth = jumps(400, seed=1)
     assert among_trees.forest_ is not None

@@ -29,7 +29,8 @@ from dropbayes.runtime.validation import check_count, row_weights
 
 # The rows of a gap, and the draws for each, to which the spread far from the rows is fitted.
 _GAP_ROWS, _GAP_DRAWS = 1000, 32
-_GREEDY_ROWS, _MAX_BOOSTED = 50, 64
+_GREEDY_ROWS = 50  # fewer held-out rows do not show which forest is better
+_MAX_BOOSTED = 64  # columns: of more, boosted trees would take as long as all else
 
 
 @dataclass(eq=False, repr=False)
@@ -212,7 +213,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         forest, predicted = grow_forest(rows, range(n_folds), self._n_trees, self.seed_)
         trees = predicted[:, : len(y)]
         share, greedy, first = tree_share(draws, trees, y, weight), False, slice(len(choice.held_out[0]))
-        if first.stop >= _GREEDY_ROWS:  # fewer do not show which forest is better
+        if first.stop >= _GREEDY_ROWS:
             _, tested = grow_forest(rows, [0], self._n_trees, self.seed_, greedy=True)
             means = torch.lerp(draws.mean(0), trees.mean(0), share), tested.mean(0)
             error, greedy_error = (float(weight[first] @ (y[first] - mean[first]).abs()) for mean in means)
@@ -228,8 +229,9 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         n_members = len(choice.members)
         n_kept = n_members * max(1, round(len(draws) / n_members * (1 - share)))  # the time does not grow
         draws = among(draws[:n_kept], trees, share)
-        many = x.shape[1] > _MAX_BOOSTED  # boosted trees would take as long as all else
-        return draws if greedy or many else self._with_boosted(rows, draws, y, weight, n_folds)
+        if greedy or x.shape[1] > _MAX_BOOSTED:
+            return draws
+        return self._with_boosted(rows, draws, y, weight, n_folds)
 
     def _with_boosted(
         self, rows: tuple[np.ndarray, ...], draws: Tensor, y: Tensor, weight: Tensor, n_folds: int
@@ -239,8 +241,8 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
             return draws
         if n_folds == 1:  # chosen by the trees without one part: a mean over all parts knows all rows
             boosted, _ = grow_boosted(rows, range(FOLDS), self.seed_)
-        self.boosted_ = replace(boosted, weight=torch.tensor(0.5).double())
-        return torch.lerp(draws, predicted[: len(y)], 0.5)
+        self.boosted_ = boosted
+        return torch.lerp(draws, predicted[: len(y)], float(boosted.weight))
 
     def _standard_targets(self, y: np.ndarray | Tensor) -> Tensor:
         y_mean, y_scale = self._target_moments

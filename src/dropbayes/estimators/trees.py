@@ -18,7 +18,7 @@ mixture.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from torch import Tensor
 
 from dropbayes.predictive import Mixture
 
+BOOSTED_SHARE = 0.5  # of every draw: more would be surer between the rows than trees can be
 Nodes = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # column, threshold, children and value of each
 
 
@@ -145,7 +146,7 @@ def grow_boosted(rows: Sequence[np.ndarray], parts: Sequence[int], seed: int) ->
         nodes = _boosted_nodes(model, model._baseline_prediction, np.ones((1, 1)))
         held_out[held] = _joined(nodes, boosted=True).total(rows[0][held])
         grown += [(*rest, value / len(parts)) for *rest, value in nodes]
-    return _joined(grown, boosted=True), held_out
+    return replace(_joined(grown, boosted=True), weight=torch.tensor(BOOSTED_SHARE).double()), held_out
 
 
 def _without_parts(rows: Sequence[np.ndarray], parts: Iterable[int]) -> Iterator[tuple[int, Any, np.ndarray]]:
@@ -159,8 +160,9 @@ def _without_parts(rows: Sequence[np.ndarray], parts: Iterable[int]) -> Iterator
 
 
 def prefers_boosted(draws: Tensor, boosted: Tensor, y: Tensor, weight: Tensor) -> bool:
-    """Whether half the way to boosted trees takes a hundredth off the mean absolute error of held-out rows."""
-    errors = [float(weight @ (y - mean).abs()) for mean in (draws.mean(0), torch.lerp(draws.mean(0), boosted, 0.5))]
+    """Whether boosted trees, as their share of each draw, take a hundredth off the mean error of held-out rows."""
+    mean = draws.mean(0)
+    errors = [float(weight @ (y - one).abs()) for one in (mean, torch.lerp(mean, boosted, BOOSTED_SHARE))]
     return errors[1] < 0.99 * errors[0]
 
 
