@@ -9,11 +9,10 @@ be keyed. Otherwise an error states the observation and the remedy.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import warnings
 import weakref
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -73,10 +72,10 @@ class Inspection:
     owns_parameters: bool
     view: View
     needs_autocast: bool = False
-    strategies: dict[Any, Any] = dataclasses.field(default_factory=dict)  # by the inputs of the choice
+    strategies: dict[Any, Any] = field(default_factory=dict)  # by the inputs of the choice
     largest_block: int = 0  # the most rows and draws at once in which a row was seen to be as it is alone
     most_rows: int = 2**62  # that a pass takes, as far as is known
-    runs: set[int] = dataclasses.field(default_factory=set)  # hashes of the operations under which its strategy agreed
+    runs: set[int] = field(default_factory=set)  # hashes of the operations under which its strategy agreed
     seen: Tensor | None = None  # the least and the largest sizes of the rows that were compared with their batch
 
     def network(self) -> View:

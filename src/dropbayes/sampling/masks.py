@@ -98,14 +98,12 @@ class Positions:
     tied: bool  # all positions share a mask
     lengths: tuple[int, ...]  # the number of positions of each sequence of the input, including those in a cache
 
-    def generate(
-        self, site: Site, shape: tuple[int, ...], make: Callable[[int, tuple[int, ...], Units | None], Tensor]
-    ) -> Tensor:
+    def generate(self, site: Site, shape: tuple[int, ...], make: Callable[..., Tensor]) -> Tensor:
         """The result of `make` for a site's number, the shape of its mask (1 along tied positions) and its units."""
         axes, number = {position.axis for position in site.positions}, site.number or named_site(site.name)
         if self.tied or not axes:
-            return make(number, tuple(1 if a in axes else n for a, n in enumerate(shape)), None)
-        return make(number, shape, self._units(site, shape))
+            return make(number, shape=tuple(1 if a in axes else n for a, n in enumerate(shape)))
+        return make(number, shape=shape, units=self._units(site, shape))
 
     def _units(self, site: Site, shape: tuple[int, ...]) -> Units:
         lengths = [shape[position.axis] for position in site.positions]

@@ -40,7 +40,7 @@ MASKS = ("shared", "row")
 # its calls, counted in operations. Measured, not derived; any value gives right results.
 _FREE_OPERATIONS = {"cpu": 3e7, "cuda": 3e10}
 _FREE_OPERATIONS_DIRECT = {"cpu": 4e6, "cuda": 2e10}
-_FREE_OPERATIONS_SINGLE, _MAX_ROWS_SINGLE = 1e8, 64  # of one draw, where draws run one at a time
+_FREE_OPERATIONS_SINGLE, _MAX_ROWS_SINGLE = 2e8, 64  # of one draw, where draws run one at a time
 _COMPARED_ROWS = 16  # of all draws together, before blocks of another size are taken to have the same bits
 _MAX_ROWS = {"cpu": 256, "cuda": 4096}
 _MIN_PAIRS = 8
@@ -423,7 +423,7 @@ def _with_sizes(plan: Plan, inputs: Inputs) -> Plan:
         free = _FREE_OPERATIONS_SINGLE if at_once == 1 and n_draws > 1 else _FREE_OPERATIONS[device]
         fewest = 1 if at_once == 1 and n_draws > 1 else _MIN_PAIRS
         rows, chunk = _block_shape(profile, at_once, plan.spec.keys.n_draws, device, pairs, free, fewest)
-        rows = min(rows, _MAX_ROWS_SINGLE) if strategy.draws == "single" else rows
+        rows = min(rows, max(rows // 4, _MIN_PAIRS), _MAX_ROWS_SINGLE) if strategy.draws == "single" else rows
     rows = min(rows, most_rows)
     operations = rows * (profile.prefix_cost + chunk * profile.suffix_cost)
     chunk = n_draws if strategy.draws == "single" else math.ceil(n_draws / math.ceil(n_draws / chunk))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.sampling.kernels import kernels_on
-from dropbayes.sampling.masks import SHARED_BYTES, Keys, Positions, Units, keep_mask, named_site, uniform
+from dropbayes.sampling.masks import SHARED_BYTES, Keys, Positions, keep_mask, keep_scale, named_site, uniform
 from dropbayes.sampling.probes import is_ignored
 from dropbayes.sampling.profile import Profile
 from dropbayes.tracing import (
@@ -68,6 +68,10 @@ class MaskSpec:
     trial: bool = False  # a different real number for every unit, in which no misplaced mask can hide
 
 
+Made = dict[Any, Sequence[Tensor]]
+"""Scaled masks and uniforms of draws that run one after the other, by site: made at once for all of them."""
+
+
 class SiteSource(Source):
     """A source that knows the sites of a network, and the names of its modules."""
 
@@ -95,18 +99,19 @@ class KeyedSource(SiteSource):
         folded: Whether the draws are part of the row axis; otherwise they are mapped over, or one.
         rows_mapped: Whether the rows are mapped over, too.
         pairs: The draws and the rows, by their place among these, that are mapped over as pairs; None for all.
-        among: The draws that run after each other, whose masks are made at once.
+        among: The draws that run one after the other, if this is one of them.
+        made: What was made for them at once.
         learned: Where sites that were not met before are noted, by name; they then have the numbers of a trial.
     """
 
     def __init__(
         self, spec: MaskSpec, draws: range, rows: range, *, folded: bool, rows_mapped: bool = False,
-        among: range | None = None, learned: dict[str, Site] | None = None,
+        among: range | None = None, made: Made | None = None, learned: dict[str, Site] | None = None,
         pairs: tuple[Tensor, Tensor] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(spec.profile, SiteNames({}), spec.ignored)
         self.spec, self.draws, self.rows, self._new = spec, draws, rows, learned
-        self._among = draws if among is None else among
+        self._among, self._made = among, {} if made is None else made
         self.folded, self.rows_mapped, self._chosen = folded, rows_mapped, pairs
         self.level: int | None = None  # of vmap, if draws are mapped over
         self.row_level: int | None = None  # and if rows are
@@ -150,22 +155,26 @@ class KeyedSource(SiteSource):
         return self._lay_out(self._mask(site, drop_prob, inner_shape, like), layout, shape, inner_shape)
 
     def dropout(self, kind: str, x: Tensor, drop_prob: float, shape: tuple[int, ...], inplace: bool) -> Tensor:
-        site = self._next(kind, drop_prob, shape)
+        product = self._dropped(self._next(kind, drop_prob, shape), x, drop_prob, shape)
+        return x.copy_(product) if inplace and not isinstance(x, nn.Parameter) else product
+
+    def _dropped(self, site: Site, x: Tensor, drop_prob: float, shape: tuple[int, ...]) -> Tensor:
+        factor = self._of_turn(site, shape, drop_prob, x.dtype, x.device)
+        if factor is not None:
+            return x * factor
         layout, inner_shape = self._layout(site, shape)
         fused = self._dropout_by_kernel(site, layout, x, drop_prob, shape)
         if fused is not None:
-            return x.copy_(fused) if inplace and not isinstance(x, nn.Parameter) else fused
+            return fused
         mask, is_shared = self._mask(site, drop_prob, inner_shape, x), self._mask_rows(site) is None
         if self.folded and len(self.draws) == 1 and is_shared and (layout is None or layout.inner < 2):
-            return scaled_product(x, mask[0], drop_prob, inplace)  # one mask, which fits every row
+            return scaled_product(x, mask[0], drop_prob)  # one mask, which fits every row
         if layout is None or layout.inner == 0 or self.rows_mapped or not is_shared:
-            return scaled_product(x, self._lay_out(mask, layout, shape, inner_shape), drop_prob, inplace)
+            return scaled_product(x, self._lay_out(mask, layout, shape, inner_shape), drop_prob)
         # A mask shared by rows is multiplied without a copy per row.
         sizes = (len(self.draws) if self.folded else 1, len(self.rows), layout.inner)
-        split_x = x.unflatten(layout.axis, sizes)
         mask = self._among_rows(mask, layout, 1).unsqueeze(layout.axis + 1)
-        product = scaled_product(split_x, mask, drop_prob).flatten(layout.axis, layout.axis + 2)
-        return x.copy_(product) if inplace and not isinstance(x, nn.Parameter) else product
+        return scaled_product(x.unflatten(layout.axis, sizes), mask, drop_prob).flatten(layout.axis, layout.axis + 2)
 
     def uniform(self, kind: str, drop_prob: float | None, shape: tuple[int, ...], device: torch.device) -> Tensor:
         if self.is_ignored():
@@ -173,6 +182,9 @@ class KeyedSource(SiteSource):
         site = self._next(kind, drop_prob, shape)
         if not shape and not site.is_random:  # LayerDrop of probability 0 or 1
             return torch.full((), 0.5, dtype=torch.float64, device=device)
+        drawn = self._of_turn(site, shape, None, torch.float64, device)
+        if drawn is not None and site.layout is None:
+            return drawn
         layout, inner_shape = self._layout(site, shape)
         kernels = kernels_on(device)
         plain = self.spec.positions is None and not self.spec.trial and not self.rows_mapped
@@ -182,7 +194,8 @@ class KeyedSource(SiteSource):
                 device=device, **_extents(shape, layout),
             )  # fmt: skip
             return self._hide_draws(result, layout, shape)
-        return self._lay_out(self._uniforms(site, inner_shape, device), layout, shape, inner_shape)
+        uniforms = self._uniforms(site, inner_shape, device) if drawn is None else drawn[None]
+        return self._lay_out(uniforms, layout, shape, inner_shape)
 
     def bernoulli(self, probability: Tensor, drop_prob: float | None) -> Tensor:
         if self.is_ignored():
@@ -334,12 +347,28 @@ class KeyedSource(SiteSource):
     def _mask(self, site: Site, drop_prob: float, shape: tuple[int, ...], like: Tensor) -> Tensor:
         if self._tries(site):
             return (0.5 + self._uniforms(site, shape, like.device)).to(like.dtype)
-
         make = functools.partial(keep_mask, drop_prob=drop_prob, dtype=like.dtype, device=like.device)
-        return self._numbers(site, shape, like.dtype.itemsize, make)
+        return self._numbers(site, shape, make)
+
+    def _of_turn(
+        self, site: Site, shape: tuple[int, ...], drop_prob: float | None, dtype: torch.dtype, device: torch.device
+    ) -> Tensor | None:
+        """The scaled mask, or the uniforms, of one of the draws in turn, where all rows share them; otherwise None."""
+        among, key = self._among, (site.index, site.name, shape, drop_prob, dtype)
+        if among is None or self._mask_rows(site) is not None or self._tries(site):
+            return None
+        if key not in self._made:
+            layout, shape = self._layout(site, shape)
+            is_large = len(among) * math.prod(shape) * dtype.itemsize > SHARED_BYTES
+            if is_large or self.spec.positions is not None or (layout is not None and layout.inner > 1):
+                return None
+            make = uniform if drop_prob is None else functools.partial(keep_mask, drop_prob=drop_prob, dtype=dtype)
+            numbers = make(self.spec.keys, self._number(site), draws=among, rows=None, shape=shape, device=device)
+            self._made[key] = (numbers if drop_prob is None else numbers * keep_scale(drop_prob)).unbind()
+        return self._made[key][self.draws.start - among.start]
 
     def _uniforms(self, site: Site, shape: tuple[int, ...], device: torch.device) -> Tensor:
-        words = self._numbers(site, shape, torch.float64.itemsize, functools.partial(uniform, device=device))
+        words = self._numbers(site, shape, functools.partial(uniform, device=device))
         if not self._tries(site) or site.kind not in ("rand", "bernoulli"):
             return words
         if site.kind == "bernoulli":  # 0, 1, and more; one gate alone, if closed, would hide what it closes
@@ -349,19 +378,11 @@ class KeyedSource(SiteSource):
         near = torch.where(words < 0.2, words * 5e-3, 1 - (words - 0.2) * 1e-3)
         return torch.where(words < 0.6, near, 2.5 * words - 1.5)
 
-    def _numbers(self, site: Site, shape: tuple[int, ...], itemsize: int, generate: Callable[..., Tensor]) -> Tensor:
-        """The numbers of this run's draws; those of draws that run after each other are generated at once."""
-        rows = self._mask_rows(site)
-
-        def make(number: int, shape: tuple[int, ...], units: Units | None) -> Tensor:
-            n_bytes = len(self._among) * math.prod(shape) * itemsize
-            together = rows is None and units is None and n_bytes <= SHARED_BYTES
-            among = self._among if together else self.draws
-            made = generate(self.spec.keys, number, draws=among, rows=rows, shape=shape, units=units)
-            return made[self.draws.start - among.start : self.draws.stop - among.start]
-
+    def _numbers(self, site: Site, shape: tuple[int, ...], generate: Callable[..., Tensor]) -> Tensor:
+        """The numbers of this run's draws."""
+        make = functools.partial(generate, self.spec.keys, draws=self.draws, rows=self._mask_rows(site))
         positions = self.spec.positions
-        return make(self._number(site), shape, None) if positions is None else positions.generate(site, shape, make)
+        return make(self._number(site), shape=shape) if positions is None else positions.generate(site, shape, make)
 
     # Where it goes ----------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from torch.utils._pytree import PyTree
 from dropbayes.runtime.devices import is_out_of_memory
 from dropbayes.sampling.inputs import Inputs, cloned_leaves, split
 from dropbayes.sampling.masks import derived_seed
-from dropbayes.sampling.source import KeyedSource, MaskSpec, NetworkChanged, Parted, transform_depth
+from dropbayes.sampling.source import KeyedSource, Made, MaskSpec, NetworkChanged, Parted, transform_depth
 from dropbayes.tracing import Interception, RowLayout, Site, UnsupportedStrategy
 from dropbayes.tracing.generators import keyed_generators, seed_generators
 from dropbayes.tracing.views import View, eagerly
@@ -52,7 +52,8 @@ class Work:
     leaves: list[PyTree]
     draws: range
     rows: range
-    among: range | None = None  # the draws that run after each other, if these are some of them
+    among: range | None = None  # the draws that run one after the other, if this is one of them
+    made: Made = field(default_factory=dict)  # and what was made for them at once
     learned: dict[str, Site] | None = None  # where sites that were not met before are noted; None if there are none
     pairs: int = 8  # of a draw and a row, in one pass, where they may take different branches
     parted: set[int] | None = None  # where draws are noted in which rows read different values
@@ -110,7 +111,9 @@ def _run(source: KeyedSource, work: Work, leaves: list[PyTree]) -> list[Tensor]:
 def _fold(spec: MaskSpec, work: Work) -> list[Tensor]:
     """Draws and rows as one batch, draws outermost."""
     n_draws, n_rows = len(work.draws), len(work.rows)
-    source = KeyedSource(spec, work.draws, work.rows, folded=True, among=work.among, learned=work.learned)
+    source = KeyedSource(
+        spec, work.draws, work.rows, folded=True, among=work.among, made=work.made, learned=work.learned
+    )
     leaves = [_repeat(leaf, axis, n_draws) for leaf, axis in zip(work.leaves, work.inputs.axes, strict=True)]
     if spec.profile.host_random:
         if n_draws > 1 or (spec.per_row and n_rows > 1):
@@ -193,9 +196,8 @@ def _map_branches(spec: MaskSpec, work: Work) -> list[Tensor]:
                 if work.parted is not None:
                     work.parted.update(work.draws[i] for i in (some[values != values[0]] % n_draws).tolist())
                 continue
-            except (
-                Exception
-            ) as error:  # an operation without a rule, in a branch that no trial took; or the network's own
+            except Exception as error:
+                # An operation without a rule, in a branch that no trial took; or the network's own.
                 if spec.trial or isinstance(error, NetworkChanged) or is_out_of_memory(error):
                     raise
                 alone = [(_one_row(work, i // n_draws), work.draws[i % n_draws :][:1]) for i in some.tolist()]
