@@ -237,7 +237,7 @@ def test_the_model_is_left_as_it_was():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"n_draws": 0}, "`n_draws` must be at least 1"),
+        ({"n_draws": 0}, "`n_draws` must be a whole number, at least 1"),
         ({"draws_at_once": 0}, "`draws_at_once` must be a whole number, at least 1"),
         ({"past_key_values": object()}, "`past_key_values` has no place here"),
         ({"cache_implementation": "static"}, "`cache_implementation` must be the default"),

@@ -108,7 +108,7 @@ def test_automatic_draws_stop_at_the_maximum():
     sampling = db.Sampling(tolerance=1e-9, max_draws=320)
     prediction = db.predict(perceptron(0.5), torch.randn(3, 6), n_draws="auto", sampling=sampling)
     assert prediction.n_draws == 320 and (prediction.standard_error > 0).all()
-    with pytest.raises(ValueError, match="`max_draws` must be at least 64"):
+    with pytest.raises(ValueError, match="`max_draws` must be a whole number, at least 64"):
         db.Sampling(max_draws=10)
 
 

@@ -247,8 +247,8 @@ def test_networks_of_every_floating_dtype_are_drawn_from(name, dtype):
 @pytest.mark.parametrize(
     "arguments, error, words",
     [
-        ({"n_draws": 0}, ValueError, "`n_draws` must be at least 1; got 0"),
-        ({"n_draws": -1}, ValueError, "`n_draws` must be at least 1; got -1"),
+        ({"n_draws": 0}, ValueError, "`n_draws` must be a whole number, at least 1; got 0"),
+        ({"n_draws": -1}, ValueError, "`n_draws` must be a whole number, at least 1; got -1"),
         ({"n_draws": 1.5}, TypeError, "`n_draws` must be a whole number; got 1.5"),
         ({"n_draws": True}, TypeError, "`n_draws`"),
         ({"seed": "a"}, TypeError, "`seed` must be a whole number"),

@@ -24,13 +24,13 @@ def test_ignored_modules_are_names_in_order():
     ("settings", "error", "words"),
     [
         ({"sampler": "sobol"}, ValueError, "`sampler` must be one of 'stratified', 'independent'; got 'sobol'"),
-        ({"positions": "own"}, ValueError, "`positions` must be None or one of 'tied', 'per_position'; got 'own'"),
-        ({"row_offset": 1.5}, TypeError, "`row_offset` must be a whole number; got 1.5"),
-        ({"row_offset": -1}, ValueError, "`row_offset` must be zero or more; got -1"),
+        ({"positions": "own"}, ValueError, "`positions` must be one of None, 'tied', 'per_position'; got 'own'"),
+        ({"row_offset": 1.5}, ValueError, "`row_offset` must be a whole number, at least 0; got 1.5"),
+        ({"row_offset": -1}, ValueError, "`row_offset` must be a whole number, at least 0; got -1"),
         ({"ignore_modules": [3]}, TypeError, "`ignore_modules` must hold names"),
-        ({"tolerance": 0.0}, ValueError, "`tolerance` must be a positive number; got 0.0"),
-        ({"batch_invariant": "no"}, TypeError, "`batch_invariant` must be True, False or None; got 'no'"),
-        ({"max_bytes": 0}, ValueError, "`max_bytes` must be a positive number of bytes; got 0"),
+        ({"tolerance": 0.0}, ValueError, "`tolerance` must be a positive finite number; got 0.0"),
+        ({"batch_invariant": "no"}, ValueError, "`batch_invariant` must be one of None, True, False; got 'no'"),
+        ({"max_bytes": 0}, ValueError, "`max_bytes` must be a positive finite number; got 0"),
     ],
 )
 def test_a_wrong_setting_is_refused_with_the_rule_and_the_value(settings, error, words):

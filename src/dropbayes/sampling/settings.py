@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dropbayes.runtime.validation import check_choice
+from dropbayes.runtime.validation import check_choice, check_count, check_positive
 from dropbayes.sampling.inputs import RowAxis
 from dropbayes.sampling.masks import SAMPLERS, Keys
 
@@ -57,23 +56,15 @@ class Sampling:
 
     def __post_init__(self) -> None:
         check_choice("sampler", self.sampler, SAMPLERS)
-        if self.positions is not None and self.positions not in POSITIONS:
-            names = ", ".join(map(repr, POSITIONS))
-            raise ValueError(f"`positions` must be None or one of {names}; got {self.positions!r}.")
-        if isinstance(self.row_offset, bool) or not hasattr(self.row_offset, "__index__"):
-            raise TypeError(f"`row_offset` must be a whole number; got {self.row_offset!r}.")
-        if operator.index(self.row_offset) < 0:
-            raise ValueError(f"`row_offset` must be zero or more; got {self.row_offset}.")
+        check_choice("positions", self.positions, (None, *POSITIONS))
+        check_count("row_offset", self.row_offset, at_least=0)
         if not all(isinstance(name, str) and name for name in self.ignored):
             raise TypeError(f"`ignore_modules` must hold names of modules or classes; got {self.ignore_modules!r}.")
-        if self.batch_invariant not in (None, True, False):
-            raise TypeError(f"`batch_invariant` must be True, False or None; got {self.batch_invariant!r}.")
-        if not (math.isfinite(self.tolerance) and self.tolerance > 0):
-            raise ValueError(f"`tolerance` must be a positive number; got {self.tolerance!r}. Try tolerance=0.05.")
-        if self.max_draws < 64:
-            raise ValueError(f"`max_draws` must be at least 64, to estimate an error from; got {self.max_draws!r}.")
-        if self.max_bytes is not None and self.max_bytes <= 0:
-            raise ValueError(f"`max_bytes` must be a positive number of bytes; got {self.max_bytes!r}.")
+        check_choice("batch_invariant", self.batch_invariant, (None, True, False))
+        check_positive("tolerance", self.tolerance)
+        check_count("max_draws", self.max_draws, at_least=64)  # to estimate an error from
+        if self.max_bytes is not None:
+            check_positive("max_bytes", self.max_bytes)
 
     @property
     def ignored(self) -> tuple[str, ...]:
@@ -85,8 +76,7 @@ class Sampling:
         """The keys of the masks of `n_draws` draws."""
         if isinstance(n_draws, bool) or not hasattr(n_draws, "__index__"):
             raise TypeError(f"`n_draws` must be a whole number; got {n_draws!r}. Try n_draws=100.")
-        if operator.index(n_draws) < 1:
-            raise ValueError(f"`n_draws` must be at least 1; got {n_draws}. Try n_draws=100.")
+        check_count("n_draws", operator.index(n_draws))
         if not hasattr(seed, "__index__"):
             raise TypeError(f"`seed` must be a whole number; got {seed!r}.")
         return Keys(operator.index(seed), operator.index(n_draws), self.sampler)
