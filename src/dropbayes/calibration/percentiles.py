@@ -70,10 +70,10 @@ def uncertainty_reference(
     values = finite_tensor("training_uncertainty", training_uncertainty).detach().double().flatten().cpu()
     weight = row_weights(sample_weight, len(values), like=values)
     values, weight = values[weight > 0], (weight / weight.sum())[weight > 0]
-    if len(values) < 3 or not bool((values > 0).all()) or values.std() < 1e-9 * values.mean():
+    if len(values) < 3 or values.min() <= 1e-100 * values.max() or values.std() < 1e-9 * values.mean():
         raise ValueError(
-            "`training_uncertainty` must hold at least 3 positive, finite and differing numbers; got "
-            f"{len(values)} from {values.min().item():.3g} to {values.max().item():.3g}. "
+            "`training_uncertainty` must hold at least 3 positive, finite and differing numbers, within a factor of "
+            f"1e100; got {len(values)} from {values.min().item():.3g} to {values.max().item():.3g}. "
             "With zeros or ties throughout, use `empirical_percentile`."
         )
     unknown = set(families) - set(FAMILIES)
