@@ -16,9 +16,9 @@ demo: $(RUNTIME)
 	$(BIN)/dropbayes demo --out out
 
 # Each process takes one half of the tests in their order, so that a fixture of many tests is made once, and the one that
-# is done first takes some of the other's.
+# is done first takes some of the other's. Hypothesis tries the same examples each time; `pytest` alone tries new ones.
 test: $(READY) lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow" --durations=25
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow" --hypothesis-profile=ci --durations=25
 
 test-slow: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m slow --durations=25
