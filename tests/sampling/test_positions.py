@@ -192,14 +192,14 @@ class Attention(nn.Module):
 
 
 def test_positions_are_checked():
-    with pytest.raises(ValueError, match="`positions` must be None or one of 'tied', 'per_position'; got 'free'"):
+    with pytest.raises(ValueError, match="`positions` must be one of None, 'tied', 'per_position'; got 'free'"):
         Sampling(positions="free")
 
 
 def test_an_image_has_masks_of_the_network_where_no_axis_grows():
     """A mask whose axes do not change with the length holds no positions: it is one for all of them."""
     site = Site(0, "pool", "dropout", 0.5, (1, 3), name="pool dropout 0")
-    made = Positions(True, ()).generate(site, (1, 3), lambda number, shape, units: torch.ones(shape))
+    made = Positions(True, ()).generate(site, (1, 3), lambda number, shape: torch.ones(shape))
     assert made.shape == (1, 3)
 
 

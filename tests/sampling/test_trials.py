@@ -185,7 +185,7 @@ def test_a_larger_block_is_taken_only_if_its_rows_have_the_same_bits(same_bits, 
 
     net, inputs = Module(forward), as_inputs(torch.randn(99, 8))
     plan = make_plan(net, inputs, keys=Sampling().keys(50, 0), masks="shared")
-    assert plan.strategy.name == "draw by draw" and plan.block_rows == (99 if same_bits else 16)
+    assert plan.strategy.name == "draw by draw" and plan.block_rows == (99 if same_bits else 8)
     assert [row for block in plan.run(inputs) for row in block.rows] == list(range(99))
 
 
