@@ -112,9 +112,14 @@ def test_no_rows_give_no_rows_of_the_same_shapes(predictor, columns):
     assert {n: (len(v), v.shape[1:]) for n, v in none.items()} == {n: (0, v.shape[1:]) for n, v in one.items()}
 
 
-def test_the_linear_method_needs_no_draws(predictor, columns):
-    linear = predictor.with_settings(method="linear")
-    assert same_bits(linear(columns), linear.with_settings(seed=99, n_draws=2)(columns))
+def test_the_linear_method_needs_no_draws(predictor, columns, models):
+    linear = predictor.with_settings(seed=99, n_draws=2).with_settings(method="linear")
+    assert same_bits(linear(columns), predictor.with_settings(method="linear")(columns))
+    for setting in ({"n_draws": 5}, {"seed": 3}):
+        with pytest.raises(ValueError, match="`n_draws` and `seed` must be left out with `method` 'linear'"):
+            linear.with_settings(**setting)
+        with pytest.raises(ValueError, match="must be left out with `method` 'moments'"):
+            db.Predictor.load(models / "numbers", method="moments", **setting)
     name = "std" if "std" in linear.outputs else "entropy"
     many = predictor.with_settings(n_draws=500)(columns)[name]
     assert np.median(np.abs(linear(columns)[name] / many - 1)) < 0.1

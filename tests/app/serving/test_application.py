@@ -82,7 +82,7 @@ def test_a_request_sets_draws_seed_and_coverage(server, predictor):
 
 def test_a_request_is_answered_in_one_pass(server, predictor):
     status, answer = server.infer(columns_request(COLUMNS, method="linear"))
-    assert status == 200 and answer["parameters"]["method"] == "linear"
+    assert status == 200 and answer["parameters"] == {"method": "linear", "coverage": 0.95}
     assert outputs_of(answer) == as_lists(predictor.with_settings(method="linear")(COLUMNS))
     assert server.infer(columns_request(COLUMNS, method="magic"))[0] == 400
 
@@ -242,6 +242,7 @@ REFUSED = {
     "unequal lengths": (columns_request({**COLUMNS, "size": [1.0]}), 400, "equally long"),
     "an unknown parameter": (columns_request(COLUMNS, n_draw=3), 400, "n_draw"),
     "no draws": (columns_request(COLUMNS, n_draws=0), 400, "`n_draws` must"),
+    "draws of a method without any": (columns_request(COLUMNS, method="linear", n_draws=9), 400, "makes no draws"),
     "too many draws": (columns_request(COLUMNS, n_draws=10**6), 400, "at most 1000"),
     "an impossible coverage": (columns_request(COLUMNS, coverage=1), 400, "`coverage` must"),
     "a coverage that rounds to 1": (columns_request(COLUMNS, coverage=0.9999999999999999), 400, ""),

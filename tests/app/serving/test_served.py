@@ -55,6 +55,8 @@ torch.manual_seed(0)
 net = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
 predictor = db.Predictor(net, likelihood=db.Gaussian(precision=4.0), columns=("height", "weight"))
 unnamed = db.Predictor(net, likelihood=db.Gaussian(precision=4.0))
+linear = predictor.with_settings(method="linear")
+many = predictor.with_settings(n_draws=1001)
 """
 
 
@@ -74,6 +76,10 @@ def test_a_network_is_served_by_the_name_of_its_predictor(tmp_path, monkeypatch)
         assert [record["mean_0"] for record in msgspec.json.decode(found[2])["records"]] == expected["mean"][
             :, 0
         ].tolist()
+    for name in ("linear", "many"):  # settings of its own are kept, whatever a request may ask for
+        expected = ServedModel.load(pathlib.Path(f"my_network:{name}")).predictor(columns)
+        with live_server(f"my_network:{name}", before=f"import sys; sys.path.insert(0, {str(tmp_path)!r})") as live:
+            assert outputs_of(live.infer(columns_request(columns))[1])["std"] == expected["std"].ravel().tolist()
     for wrong in ("my_network:net", "my_network:unnamed", "my_network:nothing", "no_such_module:x"):
         with pytest.raises(ValueError, match=wrong):
             ServedModel.load(pathlib.Path(wrong))

@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -58,6 +59,17 @@ class Clients(threading.Thread):
         self.stopped.set()
         self.join()
         return self.answers
+
+
+def test_one_worker_serves_the_models_that_were_announced(models, monkeypatch):
+    announced, worked = [], []
+    monkeypatch.setattr("dropbayes.app.serving.server._Server", lambda config: pytest.fail("it is not to run"))
+    monkeypatch.setattr(
+        "dropbayes.app.serving.server.application", lambda settings, models: worked.extend(models) or sys.exit()
+    )
+    with pytest.raises(SystemExit):
+        serve(Settings([models / "numbers"], port=0), announce=lambda url, model: announced.append(model))
+    assert len(worked) == 1 and worked[0] is announced[0]
 
 
 def test_sigterm_finishes_what_was_asked(models):

@@ -87,10 +87,8 @@ def predict(
         options.check_one_output(output, as_json)
         as_parquet = is_parquet(output)  # a wrong name is refused before a model is read
     fitted = app.load(model)
-    limit = max_draws or 10_000
-    predictor = app.Predictor(
-        fitted, n_draws=draws, seed=seed, coverage=coverage, allow_new=allow_new, method=method, max_draws=limit
-    )
+    settings: Any = {"coverage": coverage, "allow_new": allow_new, "method": method, "max_draws": max_draws or 10_000}
+    predictor = app.Predictor(fitted, n_draws=draws, seed=seed, **settings)
     if engine is not None:
         from dropbayes.app.distributed import predict_parquet
 

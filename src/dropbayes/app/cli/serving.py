@@ -26,7 +26,7 @@ def serve(
     max_draws: Annotated[int, options.count(help="The most draws a request may ask for.")] = 1000,
     token_file: Annotated[str | None, options.file(help="A file with the token that requests must bear.")] = None,
     allow_new: options.AllowNew = False,
-    method: options.Method = "sampling",
+    method: options.Method | None = None,
     allowed_host: Annotated[
         list[str] | None, typer.Option(help="A further name in the header Host to answer.", metavar="NAME")
     ] = None,
@@ -47,8 +47,7 @@ def serve(
             raise ValueError(f"{token_file!r} must hold a token: one line of plain characters without spaces.")
     others = ("models", "token_file", "allowed_host")  # than those that bear the name of their setting
     given = {name: value for name, value in context.params.items() if name not in others}
-    paths = [pathlib.Path(path) for path in models]
-    settings = serving.Settings(paths, token=token, further_hosts=allowed_host or (), **given)
+    settings = serving.Settings([*map(pathlib.Path, models)], token=token, further_hosts=allowed_host or (), **given)
     if token is None and not settings.is_local:
         note(f"whoever can reach {host} can ask this server; --token-file asks for a token.")
     serving.serve(

@@ -110,10 +110,12 @@ class Predictor:
         self.seed = self._fields.seed if seed is None else seed
         self.coverage, self.allow_new, self.method = coverage, bool(allow_new), method
         self.tolerance, self.max_draws = tolerance, max_draws
-        self._check()
+        self._check(of_draws=(n_draws, seed) != (None, None))
 
-    def _check(self) -> None:
+    def _check(self, *, of_draws: bool) -> None:
         """Raises unless every setting is one that a prediction can have; gives each its plain type."""
+        if of_draws and self.method in METHODS[1:]:
+            raise ValueError(f"`n_draws` and `seed` must be left out with `method` {self.method!r}: it makes no draws.")
         if self.n_draws != "auto":
             check_count("n_draws", self.n_draws)
         check_count("seed", self.seed, at_least=0, at_most=2**63 - 1)
@@ -155,7 +157,7 @@ class Predictor:
         """The same model with other settings; None keeps the current value."""
         other, given = copy.copy(self), {"n_draws": n_draws, "seed": seed, "coverage": coverage, "method": method}
         vars(other).update({name: value for name, value in given.items() if value is not None})
-        other._check()
+        other._check(of_draws=(n_draws, seed) != (None, None))
         return other
 
     @property
@@ -403,8 +405,7 @@ def _by_name(columns: Columns, names: Sequence[str]) -> dict[str, Any]:
     arrays: dict[str, Any] = {}
     for name in names:
         values = as_array(columns[name])
-        if not hasattr(values, "__array__"):  # a list
-            values = np.asarray(values)
+        values = values if hasattr(values, "__array__") else np.asarray(values)  # a list
         shape = np.shape(values)
         if len(shape) != 1 and shape[1:] != (1,):
             raise ValueError(f"column {name!r} must have one value per row; got the shape {list(shape)}.")

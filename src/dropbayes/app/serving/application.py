@@ -44,12 +44,12 @@ _log = logging.getLogger("uvicorn.error")
 class Service:
     """The models, the batches and the counters that the routes share."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, models: Iterable[ServedModel]) -> None:
         self.settings, self.metrics = settings, Metrics()
         self.batches = Batches(settings.answer_seconds, self.metrics.batch_rows.observe)
         self.models: dict[str, ServedModel] = {}
-        for path in settings.paths:
-            self._take(ServedModel.load(path))
+        for model in models:
+            self._take(model)
         self._held_bytes = 0
         self._long_bodies = anyio.CapacityLimiter(1)  # decoded or encoded at a time
 
@@ -110,8 +110,6 @@ class Service:
 
     async def _prediction(self, request: Request, predictor: Predictor, x: NumpyArray) -> dict[str, NumpyArray]:
         """The prediction, given up where the client leaves or the time is over before it is made."""
-        if predictor.most_draws > self.settings.max_draws:
-            raise HTTPException(400, f"`n_draws` must be at most {self.settings.max_draws}; got {predictor.n_draws}.")
         prediction = asyncio.ensure_future(self.batches.predict(predictor, x))
         departure = asyncio.ensure_future(request.receive())  # after the body, there is only the disconnection
         try:
@@ -131,17 +129,21 @@ class Service:
 
         def read() -> tuple[Any, Encoded]:
             asked, columns = model.records(body, **limits) if as_records else model.tensors(body, length, **limits)
-            allow_new = asked.parameters.allow_new
-            return asked, model.encode(columns, allow_new=self.settings.allow_new if allow_new is None else allow_new)
+            if (allow_new := asked.parameters.allow_new) is None:
+                allow_new = self.settings.allow_new or None  # as the model has it
+            return asked, model.encode(columns, allow_new=allow_new)
 
         async with self._body(request) as body:
             asked, rows = await self._off_loop(len(body) > _SMALL_BODY, read)
             given = {name: getattr(asked.parameters, name) for name in ("n_draws", "seed", "coverage")}
+            if (given["n_draws"] or 0) > self.settings.max_draws:
+                raise ValueError(f"`n_draws` must be at most {self.settings.max_draws}; got {given['n_draws']}.")
             predictor = model.predictor.with_settings(**given, method=asked.parameters.method or self.settings.method)
             prediction = await self._prediction(request, predictor, rows.x)
             outputs = all_outputs(prediction, rows, predictor, defer_above=asked.parameters.defer_above)
             self.metrics.take_rows(model.name, uncertainty(prediction), outputs.get("deferred"))
-            used = {name: getattr(predictor, name) for name in ("method", *given)}
+            names = ("method", *given) if predictor.method == "sampling" else ("method", "coverage")
+            used = {name: getattr(predictor, name) for name in names}
             head = {"model_name": model.name, "model_version": model.version, "parameters": used}
 
             def render() -> Response:
@@ -222,9 +224,9 @@ def openapi(routes: Iterable[Route], models: Iterable[ServedModel]) -> dict[str,
     return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": components}}
 
 
-def application(settings: Settings) -> ASGIApp:
-    """The application that serves the models of some folders; SIGHUP reloads them."""
-    service = Service(settings)
+def application(settings: Settings, models: Iterable[ServedModel]) -> ASGIApp:
+    """The application that serves some models; SIGHUP reloads them from their folders."""
+    service = Service(settings, models)
 
     def route(path: str, answer: Callable[[Request], Any]) -> Route:
         async def endpoint(request: Request) -> Response:
@@ -235,7 +237,7 @@ def application(settings: Settings) -> ASGIApp:
     async def metrics(request: Request) -> Response:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    def models(prefix: str) -> list[Route]:
+    def of_models(prefix: str) -> list[Route]:
         return [
             route(prefix, lambda request: service.named_model(request).metadata),
             route(f"{prefix}/ready", lambda request: {"name": service.named_model(request).name, "ready": True}),
@@ -263,8 +265,8 @@ def application(settings: Settings) -> ASGIApp:
         route("/v2", lambda _: about),
         route("/v2/health/live", lambda _: {"live": True}),
         route("/v2/health/ready", lambda _: {"ready": True}),
-        *models("/v2/models/{model}"),
-        *models("/v2/models/{model}/versions/{version}"),
+        *of_models("/v2/models/{model}"),
+        *of_models("/v2/models/{model}/versions/{version}"),
         Route("/metrics", metrics, methods=["GET"]),
         route("/openapi.json", lambda _: openapi(routes, service.models.values())),
     ]

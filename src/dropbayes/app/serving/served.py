@@ -35,7 +35,7 @@ class Settings:
     workers: int = 1  #: The number of processes.
     token: str | None = None  #: The bearer token that requests must carry, if any.
     allow_new: bool = False  #: Whether unseen categories are encoded as all zeros where a request does not say.
-    method: str = "sampling"  #: "sampling", "linear" or "moments", where a request does not say.
+    method: str | None = None  #: "sampling", "linear" or "moments" where a request does not say; None as the model.
     further_hosts: Sequence[str] = ()  #: Names in the header `Host` to answer besides those of this machine.
     log_level: str = "warning"  #: The least severity that is logged; "info" logs every request.
     max_body: int = 16 * 2**20  #: The most bytes of a request's body.
@@ -139,7 +139,7 @@ class ServedModel:
         asked.check(self.name, self.version, self.outputs)
         return asked, protocol.tensors(asked, binary, max_rows=max_rows, n_columns=len(self.predictor.inputs))
 
-    def encode(self, columns: Mapping[str, Any], *, allow_new: bool) -> Encoded:
+    def encode(self, columns: Mapping[str, Any], *, allow_new: bool | None) -> Encoded:
         """The rows of some columns as inputs of the networks, with those beyond training."""
         names = list(self.predictor.inputs)
         if len(columns) == 1 and np.shape(next(iter(columns.values())))[1:] == (len(names),) != (1,):

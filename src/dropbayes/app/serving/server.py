@@ -9,7 +9,7 @@ import select
 import signal
 import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from types import FrameType
@@ -48,7 +48,7 @@ def serve(settings: Settings, *, announce: Callable[[str, ServedModel], None] = 
         announce(f"http://{f'[{host}]' if ':' in host else host}:{port}", model)
     with listener:
         if settings.workers == 1:
-            _work(settings, listener)
+            _work(settings, listener, models.values())
         else:
             with tempfile.TemporaryDirectory(prefix="dropbayes-") as folder:
                 os.environ[MULTIPROCESS_FOLDER] = folder  # where the workers' counters are added up
@@ -70,14 +70,14 @@ def _listener(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _work(settings: Settings, listener: socket.socket) -> None:
+def _work(settings: Settings, listener: socket.socket, models: Iterable[ServedModel] | None = None) -> None:
     end_with_parent()
     share_cores(settings.workers)
     handlers = {name: {**handler, "stream": "ext://sys.stderr"} for name, handler in LOGGING_CONFIG["handlers"].items()}
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         config = uvicorn.Config(
-            application(settings),
+            application(settings, models or map(ServedModel.load, settings.paths)),
             http=Connection,
             ws="none",
             loop="asyncio",
