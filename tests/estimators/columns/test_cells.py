@@ -16,6 +16,12 @@ def test_missing_tokens_are_no_numbers_and_no_categories(token):
     assert Cells(texts(token), "a", at).labels() == [None]
 
 
+def test_a_number_that_means_no_value_does_so_however_it_is_stored():
+    for values in (texts("-999", "1", "-999.0"), pa.array([-999, 1, -999]), pa.array([-999.0, 1.0, -999.0])):
+        numbers = Cells(values, "a", at, ("", "-999")).numbers()
+        np.testing.assert_array_equal(numbers, [np.nan, 1.0, np.nan])
+
+
 @given(st.floats(-1e100, 1e100))
 @settings(max_examples=200, deadline=None)
 def test_numbers_are_read_to_the_last_bit(value):

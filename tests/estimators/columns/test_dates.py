@@ -16,7 +16,9 @@ MOMENTS = st.datetimes(datetime.datetime(1950, 1, 1), datetime.datetime(2060, 1,
 )
 
 
-@pytest.mark.parametrize("form", ["iso", "%d.%m.%Y", "%d.%m.%Y %H:%M:%S", "%Y/%m/%d", "%m/%d/%Y %H:%M"])
+@pytest.mark.parametrize(
+    "form", ["iso", "%d.%m.%Y", "%d.%m.%Y %H:%M:%S", "%Y/%m/%d", "%m/%d/%Y %H:%M", "%d.%m.%y", "%m/%d/%y"]
+)
 @given(moments=st.lists(MOMENTS, min_size=1, max_size=5))
 @settings(max_examples=20, deadline=None)
 def test_a_format_is_found_and_reads_what_python_wrote(form, moments):
@@ -27,6 +29,13 @@ def test_a_format_is_found_and_reads_what_python_wrote(form, moments):
     read = [t if form == "iso" else datetime.datetime.strptime(t.strftime(form), form) for t in moments]
     expected = [(t - datetime.datetime(1970, 1, 1)) / datetime.timedelta(days=1) for t in read]
     np.testing.assert_allclose(days_of(cells, form), expected, atol=1e-9)
+
+
+def test_a_year_of_two_digits_is_not_one_of_the_first_century():
+    assert days_of(texts("31.12.20", "31.12.2020"), "%d.%m.%Y").tolist()[1:] == [18627.0]
+    assert np.isnan(days_of(texts("31.12.20"), "%d.%m.%Y")).all()
+    assert date_format_of(texts("31.12.20", "1.2.2019")) == ""
+    assert days_of(texts("2020-1-5"), date_format_of(texts("2020-1-5"))).tolist() == [18266.0]
 
 
 def test_zones_and_types_are_the_same_instants():

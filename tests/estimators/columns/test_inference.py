@@ -34,6 +34,15 @@ def test_a_column_without_a_name_is_an_index_unless_it_is_empty(values, reason):
     assert column_of(Cells(texts(*values), "unnamed_2", at)) == LeftOut(reason)
 
 
+def test_a_text_among_numbers_of_any_notation_is_a_problem():
+    comma = [f"{row},5" for row in range(30)]
+    for column, odd in (
+        ([*comma, "-"], "'-' among numbers at row 30"),
+        (["1%", "2", *"45"], "'1%' among numbers at row 0"),
+    ):
+        assert odd in column_of(Cells(texts(*column), "a", at)).message
+
+
 def test_a_constant_that_is_sometimes_missing_teaches_something():
     assert column_of(Cells(texts("3", "", "3"), "a", at)) == Column(
         "a", "number", fill=3.0, flagged=True, low=3.0, high=3.0

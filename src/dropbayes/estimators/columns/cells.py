@@ -115,7 +115,8 @@ class Cells:
             row = int(wrong.argmax())
             rule = f"must be a finite number of at most 1e+100; got {quote(cells[row].as_py())}"
             raise self.error(row, f"{rule}. Correct it, or leave the cell empty.")
-        return floats
+        absent = [float(text) for text in self.missing if re.match(NUMBER, text)]  # of a typed column, too
+        return np.where(np.isin(floats, absent), np.nan, floats)
 
     def notation(self, decimal: str | None) -> Notation:
         """How the numbers are written, with the decimal mark where it is known."""
@@ -134,8 +135,7 @@ class Cells:
         wrong = ~np.isnan(truth) & ~np.isin(truth, (0, 1))
         if wrong.any():
             row = int(wrong.argmax())
-            got = quote(self.values[row].as_py())
-            raise self.error(row, f"must be true or false, as in training; got {got}.")
+            raise self.error(row, f"must be true or false, as in training; got {quote(self.values[row].as_py())}.")
         return truth
 
     def days(self, form: str) -> Numbers:
@@ -148,8 +148,7 @@ class Cells:
         if wrong.any():
             row = int(wrong.argmax())
             how = {"iso": "2020-12-31", "": "2020-12-31"}.get(form, form)
-            got = quote(values[row].as_py())
-            raise self.error(row, f"must be a date written as {how}, as in training; got {got}.")
+            raise self.error(row, f"must be a date written as {how}, as in training; got {quote(values[row].as_py())}.")
         return days
 
     def labels(self) -> list[str | None]:

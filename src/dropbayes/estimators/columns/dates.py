@@ -40,8 +40,8 @@ def date_format_of(texts: pa.Array) -> str:
         >>> date_format_of(pa.array(["2020-01-31", "2020-02-29"])), date_format_of(pa.array(["31.1.2020"]))
         ('iso', '%d.%m.%Y')
     """
-    days = ("%Y/%m/%d", "%d.%m.%Y", "%d.%m.%y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y")
-    forms = [day + time for day in days for time in ("", " %H:%M", " %H:%M:%S")]
+    days = [f"{day}{year}" for day in ("%d.%m.", "%d/%m/", "%m/%d/", "%d-%m-", "%m-%d-") for year in ("%Y", "%y")]
+    forms = [day + time for day in ("%Y/%m/%d", "%Y-%m-%d", *days) for time in ("", " %H:%M", " %H:%M:%S")]
     for form in ("iso", "iso zone", *forms):
         if _parse(texts, form).null_count == 0:
             exchanged = form.replace("%d/%m", "%m/%d").replace("%d-%m", "%m-%d")
@@ -54,7 +54,9 @@ def date_format_of(texts: pa.Array) -> str:
 def _parse(texts: pa.Array, form: str) -> pa.Array:
     """The instants in microseconds since 1970; null for a text that has another format."""
     if form not in ("iso", "iso zone"):
-        return pc.cast(pc.strptime(texts, format=form, unit="us", error_is_null=True), pa.int64())
+        instants = pc.strptime(texts, format=form, unit="us", error_is_null=True)
+        full = pc.greater_equal(pc.year(instants), 1000)  # arrow reads the year 20 of 31.12.20 as four digits, too
+        return pc.cast(pc.if_else(full, instants, None), pa.int64())
     kind = pa.timestamp("us") if form == "iso" else pa.timestamp("us", "UTC")
     try:
         return pc.cast(pc.cast(texts, kind), pa.int64())
@@ -89,9 +91,8 @@ def date_parts(days: Numbers) -> tuple[str, ...]:
     """
     span = float(days.max() - days.min()) if len(days) else 0.0
     whole = np.floor(days)
-    has_hours = bool((days != whole).any())
     daily = len(np.unique(whole)) > 0.5 * span  # weekdays of monthly data are an accident of the calendar
-    parts = {"year": True, "season": span > _YEAR / 4, "week": span >= 7 and daily, "day": has_hours}
+    parts = {"year": True, "season": span > _YEAR / 4, "week": span >= 7 and daily, "day": bool((days != whole).any())}
     return tuple(name for name, useful in parts.items() if useful)
 
 

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from dropbayes.estimators.columns.cells import BOOLEANS, Cells, first_failure, is_numeric
 from dropbayes.estimators.columns.dates import date_format_of, date_parts, is_date
-from dropbayes.estimators.columns.notation import NUMBER, mixed_currencies, notation_of
+from dropbayes.estimators.columns.notation import ANY_NUMBER, mixed_currencies, notation_of
 from dropbayes.estimators.columns.schema import Column, Kind, column_values
 from dropbayes.runtime.validation import quote
 
@@ -88,8 +88,9 @@ def kind_of(cells: Cells, *, decimal: str | None = None) -> Kind | Problem:
             return "date"
         row = int(np.argmax(~pc.match_substring_regex(texts, r"^[0-9]").to_numpy(zero_copy_only=False).astype(bool)))
         return Problem(f"holds dates of no common format, such as {quote(texts[row].as_py())}", "ignore")
-    if pc.mean(pc.match_substring_regex(present, NUMBER)).as_py() > 0.5:
-        row = first_failure(texts) or 0
+    if pc.mean(pc.match_substring_regex(present, ANY_NUMBER)).as_py() > 0.5:
+        odd = ~pc.match_substring_regex(texts, ANY_NUMBER).fill_null(True).to_numpy(zero_copy_only=False)
+        row = int(odd.argmax()) or first_failure(texts) or 0
         return Problem(f"has {quote(texts[row].as_py())} among numbers at {cells.at(row)}", "missing")
     return "category"
 
@@ -101,8 +102,7 @@ def _category(cells: Cells, max_categories: int, *, forced: bool) -> Column | Le
     if len(categories) + absent < 2:
         return LeftOut("no value in any row" if not categories else f"{quote(categories[0])} in every row")
     if len(categories) > max(_MANY, n_rows / 2) and not forced:
-        long = np.mean([len(text) for text in categories[:1000]]) > 40
-        what = "free text" if long else "an identifier"
+        what = "free text" if np.mean([len(text) for text in categories[:1000]]) > 40 else "an identifier"
         return LeftOut(f"{what}: {len(categories):,} different texts in {n_rows:,} rows")
     if len(categories) > max_categories:
         return Problem(f"has {len(categories):,} different texts, more than {max_categories}", "ignore")
