@@ -107,6 +107,14 @@ def test_settings_reach_the_estimator(models, tmp_path):
     assert "heteroscedastic" in run("explain", tmp_path / "m").text
 
 
+def test_the_short_name_of_an_effort_is_that_effort(models, tmp_path):
+    known = []
+    for option in (["--quick"], ["--effort", "quick"]):
+        run("fit", models / "train.csv", "--target", "price", "--out", tmp_path / "m", *TINY, *option)
+        known.append(load(tmp_path / "m").origin["settings"])
+    assert known[0] == known[1]
+
+
 def rows(*columns, n=12):
     return "\n".join(",".join(str(c(i)) for c in columns) for i in range(n)) + "\n"
 

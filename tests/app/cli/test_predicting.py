@@ -60,6 +60,12 @@ def test_predict_agrees_with_the_classifier(models):
     np.testing.assert_allclose(column(rows, "kind_mutual_information"), entropy - expected, atol=1e-12)
 
 
+def test_a_coverage_that_changes_nothing_is_noted(models, tmp_path):
+    for name, noted in (("classes", True), ("numbers", False)):
+        result = run("predict", models / name, models / "train.csv", "-o", tmp_path / "out.csv", "--coverage", "0.5")
+        assert ("--coverage is that of intervals and of conformal sets" in result.err) == noted
+
+
 def test_automatic_draws_are_those_of_the_predictor(models):
     result = run("predict", models / "numbers", models / "new.csv", "-o", "-", "--n-draws", "auto", "--max-draws", 100)
     rows = rows_of(result.text)

@@ -72,6 +72,8 @@ def fit(
         raise typer.BadParameter(
             f"a model predicts one column; got {', '.join(target)}. Fit one model for each", param_hint="'--target'"
         )
+    if quick and effort == "best":
+        raise typer.BadParameter("is the same as --effort quick; give one effort", param_hint="'--quick'")
     import pyarrow as pa
 
     from dropbayes.app.cli import explaining
@@ -102,8 +104,7 @@ def fit(
     elif (noise, target_transform) != ("student", "none"):
         note(f"--noise and --target-transform are for numbers: {target[0]!r} has classes, and they change nothing")
     settings |= {"effort": "quick" if quick else effort, "n_networks": n_networks or "auto"}
-    settings |= {"n_steps": n_steps or "auto", "min_epochs": 1 if quick else 10, "n_draws": n_draws}
-    settings |= {"device": device, "random_state": seed}
+    settings |= {"n_steps": n_steps or "auto", "n_draws": n_draws, "device": device, "random_state": seed}
     known = {"file": source.label, "sha256": fingerprint(data), "command": shlex.join(command), "time": time}
     origin: dict[str, Any] = {name: value for name, value in known.items() if value is not None}
     origin |= {"settings": settings, "versions": explaining.versions()}

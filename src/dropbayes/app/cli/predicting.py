@@ -89,6 +89,9 @@ def predict(
     fitted = app.load(model)
     settings: Any = {"coverage": coverage, "allow_new": allow_new, "method": method, "max_draws": max_draws or 10_000}
     predictor = app.Predictor(fitted, n_draws=draws, seed=seed, **settings)
+    covered = {"lower", "labels"} & set(predictor.column_names)
+    if coverage != 0.95 and not covered:
+        note("--coverage is that of intervals and of conformal sets; these probabilities have neither, and stay.")
     if engine is not None:
         from dropbayes.app.distributed import predict_parquet
 
@@ -121,7 +124,7 @@ def predict(
 
         write_tables(output, predicted(), delimiter=source.delimiter, decimal=decimal)
     found = {"output": output, "n_rows": n_rows, "n_outside": n_outside, "columns": added, "method": method}
-    found |= {"n_draws": predictor.total_draws} | ({"coverage": coverage} if predictor.classes is None else {})
+    found |= {"n_draws": predictor.total_draws} | ({"coverage": coverage} if covered else {})
     found["calibration"] = fitted.origin.get("calibration", {}).get("method")
     lines = [f"{count(n_rows, 'row')} predicted, written to {bold(output)}"]
     if output != "-":
@@ -129,10 +132,8 @@ def predict(
 
 
 def _draws(text: str | None) -> int | Literal["auto"] | None:
-    if text is None:
-        return None
-    if text == "auto":
-        return "auto"
+    if text is None or text == "auto":
+        return None if text is None else "auto"
     if not text.isdecimal() or int(text) < 1:
         raise typer.BadParameter(f"must be a number of draws, or auto; got {text!r}", param_hint="'--n-draws'")
     return int(text)
@@ -209,14 +210,14 @@ def calibrate(
     """
     from dropbayes.app.cli.rows import note_training_rows, whole_table
 
+    if (data is None) != (method == "none"):
+        raise ValueError("held-out rows are needed to calibrate on, and no rows for `method` none; give one of them.")
     fitted = app.load(model)
     found: dict[str, object] = {"model": str(fitted.path), "method": None, "n_rows": None, "factor": None}
-    if method == "none":
+    if data is None or method == "none":
         fitted.uncalibrated().save_calibration()
         print_result(found, [f"{bold(model)} predicts uncalibrated, as it was fitted"], as_json=as_json)
         return
-    if data is None:
-        raise ValueError("held-out rows are needed to calibrate on; name a table, or use `method` none.")
     rows = whole_table(fitted, data, delimiter=delimiter, encoding=encoding, allow_new=allow_new)
     label = rows.source.label
     if not note_training_rows(fitted, data) and label == fitted.origin.get("file"):
@@ -320,17 +321,15 @@ def explain(
     from dropbayes.app.cli import explaining
     from dropbayes.app.cli.rows import whole_table
 
-    if data is None and background is not None:
-        raise typer.BadParameter("is for rows to explain; name a table of them", param_hint="'--background'")
+    if data is None and (background or allow_new or delimiter or encoding or rows != 5):
+        raise typer.BadParameter("are for rows to explain; name a table", param_hint="'--rows, --background ...'")
     fitted = app.load(model)
     if data is None:
         about = explaining.facts(fitted)
         print_result({"model": str(fitted.path), **about}, explaining.model_lines(fitted, about), as_json=as_json)
         return
     reading: dict[str, Any] = {"delimiter": delimiter, "encoding": encoding, "allow_new": allow_new, "judged": False}
-    typical = None
-    if background is not None:
-        typical = whole_table(fitted, background, title="background", **reading).encoded.x
+    typical = None if background is None else whole_table(fitted, background, title="background", **reading).encoded.x
     given = whole_table(fitted, data, **reading)
     found = explaining.reasons(fitted, given.encoded.x, typical, n_rows=rows)
     for one in found:

@@ -85,9 +85,9 @@ def _note_unusual_cells(model: Model, missing: Counter[str], new: Counter[str], 
         some = ", ".join(f"{name!r} in {count(n, 'row')}" for name, n in list(beyond.items())[:5])
         more = f" and {len(beyond) - 5} more columns" if len(beyond) > 5 else ""
         dates = [column.name for column in model.schema.columns if column.kind == "date" and column.name in beyond]
-        remedy = f"; to predict later dates, fit with --time {shlex.quote(dates[0])}" if dates else ""
-        known = "--time" in model.origin.get("command", "")
-        note(f"outside the range of the training rows: {some}{more}{'' if known else remedy}.")
+        is_late = dates and "time" not in model.origin
+        remedy = f"; to predict later dates, fit with --time {shlex.quote(dates[0])}" if is_late else ""
+        note(f"outside the range of the training rows: {some}{more}{remedy}.")
 
 
 def filled_value(column: Column) -> str:

@@ -45,8 +45,7 @@ def serve(
         token = pathlib.Path(token_file).read_text(encoding="ascii", errors="replace").strip()
         if not token or not (token.isascii() and token.isprintable()) or " " in token:
             raise ValueError(f"{token_file!r} must hold a token: one line of plain characters without spaces.")
-    others = ("models", "token_file", "allowed_host")  # than those that bear the name of their setting
-    given = {name: value for name, value in context.params.items() if name not in others}
+    given = {name: value for name, value in context.params.items() if hasattr(serving.Settings, name)}
     settings = serving.Settings([*map(pathlib.Path, models)], token=token, further_hosts=allowed_host or (), **given)
     if token is None and not settings.is_local:
         note(f"whoever can reach {host} can ask this server; --token-file asks for a token.")
