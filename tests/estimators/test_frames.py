@@ -7,6 +7,7 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
+import torch
 
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
 from dropbayes.estimators.frames import as_frame, as_table, frame_inputs, frame_schema, is_mixed_frame
@@ -118,6 +119,25 @@ def test_durations_and_times_of_day_are_numbers_of_days():
     for data in (pd.DataFrame({"span": spans, "time": times}), pl.DataFrame({"span": spans, "time": times})):
         x = frame_inputs(frame_schema(data), data, learn_missing=False)
         np.testing.assert_allclose(x, np.column_stack([np.arange(30) / 2, (np.arange(30) % 24 + 0.5) / 24]))
+
+
+def test_sparse_columns_and_intervals_of_pandas_are_read():
+    size = np.repeat([0.0, 1.5, 0.0], 10)
+    data = pd.DataFrame({"size": pd.arrays.SparseArray(size), "part": pd.cut(np.arange(30.0), 3, labels=None)})
+    data.loc[0, "part"] = np.nan
+    schema = frame_schema(data)
+    assert [(column.kind, len(column.categories), column.flagged) for column in schema.columns] == [
+        ("number", 0, False), ("category", 3, True)
+    ]  # fmt: skip
+    np.testing.assert_array_equal(frame_inputs(schema, data, learn_missing=True)[:, 0], size)
+
+
+def test_tensors_of_half_the_precision_are_read():
+    x = torch.linspace(-1, 1, 30)[:, None].bfloat16()
+    by_half = DropoutRegressor(**PLAIN).fit(x, x[:, 0])
+    np.testing.assert_array_equal(
+        by_half.predict(x), DropoutRegressor(**PLAIN).fit(x.float(), x[:, 0].float()).predict(x.float())
+    )
 
 
 def test_an_arrow_table_with_texts_is_read_as_the_frame_it_is():

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from dropbayes.runtime.arrays import Numbers, to_tensor
@@ -86,8 +87,7 @@ def as_table(frame: Any, argument: str = "frame") -> pa.Table:
 def check_names(frame: Any, argument: str) -> None:
     """Raises ValueError for a frame, or a mapping, with two columns of one name; TypeError for one without rows yet."""
     if type(frame).__name__ == "LazyFrame":
-        rule = f"`{argument}` must be a data frame; got a LazyFrame, which holds no rows"
-        raise TypeError(f"{rule}. Pass {argument}.collect().")
+        raise TypeError(f"`{argument}` must be a data frame; got a LazyFrame without rows. Pass {argument}.collect().")
     names = frame if isinstance(frame, Mapping) else getattr(frame, "columns", ())
     counts = Counter(map(str, getattr(frame, "column_names", names)))  # the columns of arrow are arrays
     if repeated := [f"{count} are called {quote(name)}" for name, count in counts.items() if count > 1]:
@@ -146,6 +146,12 @@ def as_array(values: Any, name: str = "X") -> Any:
     """A torch tensor as a numpy array, masked numbers as NaN; other values as they are, for scikit-learn."""
     if isinstance(values, np.ma.MaskedArray) and values.dtype.kind in "biuf":
         return np.ma.filled(values.astype(np.float64), np.nan)
-    if _package(values) == "pandas" and str(getattr(values, "dtype", "")) in ("object", "string"):
-        return np.where(values.isna(), np.nan, values.astype(object))  # pandas.NA is neither true nor false
+    if _package(values) == "pandas" and getattr(values, "ndim", 2) == 1:
+        kind = str(getattr(values.dtype, "categories", values).dtype)
+        values = values.sparse.to_dense() if kind.startswith("Sparse") else values
+        values = values.astype(object).map(str, na_action="ignore") if kind.startswith("interval") else values
+        if str(values.dtype) in ("object", "string"):
+            return np.where(values.isna(), np.nan, values.astype(object))  # pandas.NA is neither true nor false
+    if isinstance(values, Tensor) and values.dtype == torch.bfloat16:  # NumPy has none
+        values = values.float()
     return to_tensor(values, name=name).detach().cpu().numpy() if isinstance(values, Tensor) else values

@@ -34,6 +34,11 @@ def test_a_column_without_a_name_is_an_index_unless_it_is_empty(values, reason):
     assert column_of(Cells(texts(*values), "unnamed_2", at)) == LeftOut(reason)
 
 
+def test_only_a_generated_name_is_that_of_an_index():
+    for name, read in (("unnamed_road", True), ("unnamed_2", False), ("Unnamed: 0", False)):
+        assert isinstance(column_of(Cells(texts("1", "2"), name, at)), Column) == read
+
+
 def test_a_text_among_numbers_of_any_notation_is_a_problem():
     comma = [f"{row},5" for row in range(30)]
     for column, odd in (

@@ -145,8 +145,7 @@ def fingerprint(data: str) -> str | None:
 
 def note_training_rows(model: Model, data: str) -> bool:
     """Whether the data are the very file the model was fitted to; says so on standard error."""
-    known = model.origin.get("sha256")
-    if known is None or fingerprint(data) != known:
+    if fingerprint(data) != model.origin.get("sha256", ""):
         return False
     note("these are the rows the model was fitted to, which it fits better than others; use rows that were held out.")
     return True

@@ -216,9 +216,7 @@ def response(request: InferenceRequest, head: Mapping[str, Any], outputs: Mappin
     behind: list[bytes] = []
     for name, is_binary in {output.name: output.parameters.binary_data for output in wanted}.items():
         array, datatype = outputs[name], datatype_of(outputs[name])
-        values = array.ravel().tolist()
-        if datatype == "BYTES":
-            values = [str(value) for value in values]
+        values = [*map(str, array.flat)] if datatype == "BYTES" else array.ravel().tolist()
         entry: dict[str, Any] = {"name": name, "datatype": datatype, "shape": list(array.shape)}
         if not (request.parameters.binary_data_output if is_binary is None else is_binary):
             entry["data"] = values

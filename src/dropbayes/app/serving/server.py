@@ -107,9 +107,8 @@ def _supervise(settings: Settings, listener: socket.socket) -> None:
             if worker.pid is not None and worker.is_alive():
                 os.kill(worker.pid, signal.SIGTERM if ends else number)
 
-    for name in ("SIGTERM", "SIGINT", "SIGHUP"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), pass_on)
+    for name in {"SIGTERM", "SIGINT", "SIGHUP"} & set(dir(signal)):
+        signal.signal(getattr(signal, name), pass_on)
     while listener.fileno() >= 0:
         workers[:] = [worker for worker in workers if worker.is_alive()]
         while len(workers) < settings.workers and listener.fileno() >= 0:
@@ -133,8 +132,7 @@ class _Server(uvicorn.Server):
             await asyncio.sleep(0)  # asyncio accepts those that the kernel has accepted
         for server in self.servers:
             server.close()
-        headers = [*self.server_state.default_headers, CLOSE_HEADER]
-        self.server_state.default_headers = headers
+        self.server_state.default_headers = headers = [*self.server_state.default_headers, CLOSE_HEADER]
         connections: set[Any] = self.server_state.connections
         for cycle in filter(None, (connection.cycle for connection in connections)):
             cycle.default_headers = headers

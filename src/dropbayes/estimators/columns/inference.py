@@ -48,7 +48,7 @@ def column_of(
         max_categories: The most categories of a column.
         decimal: The decimal mark where it is known.
     """
-    if cells.name.startswith(UNNAMED) or re.fullmatch(r"__index_level_\d+__", cells.name):
+    if re.fullmatch(rf"{UNNAMED}\d+|Unnamed: \d+|__index_level_\d+__", cells.name):  # the last two are pandas'
         empty = cells.is_text and not len(cells.texts.drop_null())
         return LeftOut("no value in any row" if empty else "an index without a name")
     values = cells.values
