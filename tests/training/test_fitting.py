@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import math
 
 import pytest
 import torch
@@ -59,6 +60,20 @@ def test_a_callback_can_stop_the_run():
         device="cpu",
     )  # fmt: skip
     assert (len(history.loss), history.stopped) == (3, "callback")
+
+
+class Filled(nn.Module):
+    def forward(self, x):
+        return x.nan_to_num()
+
+
+def test_inputs_that_are_no_number_are_named():
+    x, y = toy()
+    x[3] = math.nan
+    with pytest.raises(ValueError, match="`x` must not hold NaN that reaches the loss; 2 values are"):
+        fit(network(), x, y, likelihood=db.Gaussian(4.0), epochs=2, device="cpu")
+    reads_gaps = nn.Sequential(Filled(), network())
+    assert math.isfinite(fit(reads_gaps, x, y, likelihood=db.Gaussian(4.0), epochs=2, device="cpu").loss[-1])
 
 
 def test_a_diverging_run_stops_with_advice_and_keeps_the_last_finite_weights():

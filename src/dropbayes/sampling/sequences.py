@@ -25,6 +25,7 @@ _LONGER = ((1, 2, 4), (3, 5, 9))
 _SHORTER = tuple(tuple(-by for by in growth) for growth in _LONGER)
 
 _SEQUENCES = ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids", "position_ids", "cache_position")
+_WITHOUT = "leave `positions` out (generating and scoring texts need it)"
 _COUNTED = ("position_ids", "decoder_position_ids", "cache_position")  # continued when made longer
 
 
@@ -34,8 +35,7 @@ def with_positions(prober: Prober, flags: Flags, chosen: Probe, sites: tuple[Sit
     axes = sequence_axes(inputs)
     if not any(axes):
         raise ValueError(
-            "`positions` needs an input with positions, [row, position, ...]; got none. Leave `positions` out for a "
-            "network that reads no sequence."
+            "`positions` needs an input with positions, [row, position, ...]; got none. Without any, leave it out."
         )
     if any(map(is_cache, inputs.leaves)):  # the contents of a cache have one length: the probe omits it
         inputs = _without_caches(inputs)
@@ -51,7 +51,7 @@ def with_positions(prober: Prober, flags: Flags, chosen: Probe, sites: tuple[Sit
         if ranks.get(site.name) != len(site.shape):
             raise ValueError(
                 f"`positions` cannot be found for {site.name!r}: the network meets it with a cache only, or in another "
-                "form than without. Name the module in Sampling(ignore_modules=...), or leave `positions` out."
+                f"form than without. Name the module in Sampling(ignore_modules=...), or {_WITHOUT}."
             )
     return tuple(replace(site, positions=known[site.name]) for site in sites)
 
@@ -169,7 +169,7 @@ def _probes(
         return growths, probes
     raise ValueError(
         f"`positions` cannot be found: the network takes its input in no other length ({failure}). Pass a shorter "
-        "input, or leave `positions` out."
+        f"input, or {_WITHOUT}."
     )
 
 
@@ -203,7 +203,7 @@ def _check_same_sites(chosen: Probe, seen: Probe) -> None:
     raise ValueError(
         f"`positions` cannot be found for {differing!r}: the network passes it another number of times when its input "
         "has another length (a loop over positions, or a branch). Write the loop as one operation on a tensor with an "
-        "axis for positions, or leave `positions` out."
+        f"axis for positions, or {_WITHOUT}."
     )
 
 
@@ -219,7 +219,7 @@ def _positions(site: Site, shapes: list[tuple[int, ...]], growths: Any) -> tuple
             raise ValueError(
                 f"`positions` cannot be found for the {site.kind} in {site.path or 'the network'}: its mask of shape "
                 f"{site.shape} becomes {shapes[0]} when the input has another length, which is no axis of positions. "
-                "Name the module in Sampling(ignore_modules=...), or leave `positions` out."
+                f"Name the module in Sampling(ignore_modules=...), or {_WITHOUT}."
             )
         axes.append(PositionAxis(axis, known[0]))
     return tuple(axes)

@@ -23,7 +23,7 @@ from dropbayes.training import checkpoints
 from dropbayes.training.checkpoints import Checkpoint, History, Run
 from dropbayes.training.objective import Objective, divergence_of
 from dropbayes.training.optimization import GRAPH_PARAMETERS, EarlyStopping, ModelNoise, Optimization, Step, run_epoch
-from dropbayes.training.rows import Rows, training_rows
+from dropbayes.training.rows import Rows, TensorRows, training_rows
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def fit(
                 unchecked += rows.n_batches
                 rate = optimizer.param_groups[0]["lr"]
                 if is_read or unchecked >= 16 or epoch + 1 == epochs or not math.isfinite(loss):
-                    _check_finite(net, finite, loss, epoch, rate)
+                    _check_finite(net, finite, loss, epoch, rate, rows)
                     finite, unchecked = _state_copy(net), 0
                 score = None
                 if judged is not None:
@@ -221,11 +221,13 @@ def _state_copy(net: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in net.state_dict().items()}
 
 
-def _check_finite(net: nn.Module, before: dict[str, Tensor], loss: float, epoch: int, rate: float) -> None:
+def _check_finite(net: nn.Module, before: dict[str, Tensor], loss: float, epoch: int, rate: float, rows: Rows) -> None:
     largest = torch.stack(torch._foreach_norm(list(net.parameters()), math.inf))  # a single device synchronisation
     if math.isfinite(loss) and bool(largest.isfinite().all()):
         return
     net.load_state_dict(before)
+    if isinstance(rows, TensorRows) and (count := sum(int(leaf.isnan().sum()) for leaf in rows.inputs.tensors)):
+        raise ValueError(f"`x` must not hold NaN that reaches the loss; {count} values are. Fill or remove their rows.")
     raise FloatingPointError(
         f"Training diverged in epoch {epoch + 1} (loss {loss}); the network was restored to its last finite "
         f"state. Try learning_rate={rate / 10:.3g} instead of {rate:.3g}, standardise x and y (mean 0, deviation 1), "
