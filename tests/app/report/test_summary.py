@@ -138,6 +138,15 @@ def test_the_last_answer_on_classes_names_the_better_simple_model_too(classifier
     assert todo.figure == "Prefer linear regression"
 
 
+def test_the_advice_on_confidence_names_no_factor_other_than_the_one_that_calibrate_fits(classifier, monkeypatch):
+    measured = measurements.measure(classifier, *class_rows(90, seed=4))
+    known = summary.advice(measured)._replace(fault="temperature")
+    monkeypatch.setattr(summary, "advice", lambda *_, **__: known)
+    headline, text = headline_and_text(measured)
+    assert headline == "Correct the confidence"
+    assert "relative to those of the class shares" in text and "dropbayes calibrate" in text
+
+
 def test_predictions_no_better_than_a_guess_are_not_to_be_used_as_they_are():
     rng = np.random.default_rng(0)
     good, _, trusted, todo = answers(noisy_regression(rng.normal(size=500), 1.0, rise=0.0))
