@@ -243,6 +243,7 @@ REFUSED = {
     "an unknown parameter": (columns_request(COLUMNS, n_draw=3), 400, "n_draw"),
     "no draws": (columns_request(COLUMNS, n_draws=0), 400, "`n_draws` must"),
     "draws of a method without any": (columns_request(COLUMNS, method="linear", n_draws=9), 400, "makes no draws"),
+    "a method without a name": (columns_request(COLUMNS, method=""), 400, "Invalid enum value ''"),
     "too many draws": (columns_request(COLUMNS, n_draws=10**6), 400, "at most 1000"),
     "an impossible coverage": (columns_request(COLUMNS, coverage=1), 400, "`coverage` must"),
     "a coverage that rounds to 1": (columns_request(COLUMNS, coverage=0.9999999999999999), 400, ""),
@@ -388,3 +389,10 @@ def test_a_record_with_a_value_of_another_kind_is_refused(server, column, value)
     record = {name: values[0] for name, values in COLUMNS.items()} | {column: value}
     status, _, answer = server.ask("POST", "/v2/models/numbers/records", json.dumps({"records": [record]}))
     assert status == 400 and f"$.records[0].{column}" in answer.decode()
+
+
+def test_records_in_raw_bytes_are_refused(server):
+    asked = {"records": [{name: values[0] for name, values in COLUMNS.items()}]}
+    body = json.dumps({**asked, "parameters": {"binary_data_output": True}})
+    status, _, answer = server.ask("POST", "/v2/models/numbers/records", body)
+    assert status == 400 and b"records are answered as JSON" in answer

@@ -20,8 +20,7 @@ def one_line(text: object) -> str:
         >>> one_line("a\n  b\x1b[31m")
         'a b�[31m'
     """
-    joined = " ".join(str(text).split())
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in joined)
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in " ".join(str(text).split()))
 
 
 def complain(text: object, details: Iterable[str] = (), *, kind: str = "error") -> None:

@@ -108,8 +108,7 @@ class Batches:
                 first.future.set_exception(error)
             return
         self._observe(len(joined))
-        ends = np.cumsum([size for _, size in batch])
-        for (job, size), end in zip(batch, ends, strict=True):
+        for (job, size), end in zip(batch, np.cumsum([size for _, size in batch]), strict=True):
             job.blocks.append({name: values[end - size : end] for name, values in prediction.items()})
             job.position += size
             if job.position == len(job.x) and not job.future.cancelled():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import msgspec
 import numpy as np
@@ -40,7 +40,7 @@ class Parameters(_Codec):
     n_draws: int | None = None
     seed: int | None = None
     coverage: float | None = None
-    method: str | None = None
+    method: Literal["sampling", "linear", "moments"] | None = None
     defer_above: float | None = None
     allow_new: bool | None = None
     binary_data_output: bool = False
@@ -228,8 +228,7 @@ def response(request: InferenceRequest, head: Mapping[str, Any], outputs: Mappin
                 behind.append(array.astype(DATATYPES[datatype]).tobytes())
             entry["parameters"] = {"binary_data_size": len(behind[-1])}
         entries.append(entry)
-    answered = {} if request.id is None else {"id": request.id}
-    text = msgspec.json.encode({**head, **answered, "outputs": entries})
+    text = msgspec.json.encode({**head, **({} if request.id is None else {"id": request.id}), "outputs": entries})
     if not behind:
         return Response(text, media_type="application/json")
     headers = {HEADER_LENGTH: str(len(text))}

@@ -128,6 +128,8 @@ class ServedModel:
     def records(self, body: bytes, *, max_rows: int) -> tuple[Any, dict[str, list[Any]]]:
         """A request of plain records, and its columns: it is answered with those that `dropbayes predict` adds."""
         asked = protocol.decode_json(body, self.records_type, "the body is no records")
+        if asked.parameters.binary_data_output:
+            raise HTTPException(400, "records are answered as JSON; leave the parameter `binary_data_output` out.")
         if len(asked.records) > max_rows:
             raise HTTPException(413, f"{len(asked.records)} records; at most {max_rows} are taken.")
         values = zip(*map(msgspec.structs.astuple, asked.records), strict=True)

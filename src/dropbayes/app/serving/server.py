@@ -56,9 +56,8 @@ def serve(settings: Settings, *, announce: Callable[[str, ServedModel], None] = 
 
 
 def _listener(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # The protocol must be named: asyncio turns Nagle's delay off where it is TCP's.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, proto=socket.IPPROTO_TCP)
     try:
         if os.name == "posix":  # elsewhere it would let another program listen on the same port
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
