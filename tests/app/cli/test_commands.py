@@ -128,7 +128,7 @@ WRONG_CALLS = {
     "a folder for a file": ("predict {models}/numbers {models} -o -", 1, "is a folder; name a CSV or Parquet file in it"),
     "output without folder": ("predict {models}/numbers {models}/train.csv -o {models}/none/out.csv", 1, "the folder '.*none' does not exist"),
     "output is a folder": ("predict {models}/numbers {models}/train.csv -o {models}/sub.csv", 1, "is a folder; name a file in it"),
-    "output of unknown kind": ("predict {models}/numbers {models}/train.csv -o out.xlsx", 1, "must end in .csv or .parquet"),
+    "output of unknown kind": ("predict {models}/numbers {models}/train.csv -o out.xlsx", 1, "must end in .csv, .tsv or .parquet"),
     "keeping nothing known": ("predict {models}/numbers {models}/train.csv -o - --keep colour", 1, r"has no column 'colour' \(--keep\)"),
     "colliding prefix": ("predict {models}/numbers {models}/train.csv -o - --prefix= --keep size,mean", 1, "has no column 'mean'"),
     "model over other files": ("fit {models}/train.csv --target price --out {models}", 1, "is not empty and does not hold a model"),

@@ -91,6 +91,13 @@ def test_dates_numbers_and_booleans_become_inputs():
     np.testing.assert_allclose(rows.x[:, 4], [1000.5 + i for i in range(N)])
 
 
+def test_numbers_of_the_type_of_a_category_are_categories():
+    codes = pa.array([i % 3 for i in range(N)]).dictionary_encode()
+    assert rows_of({"code": codes}).schema.inputs == ("x", "code = 0", "code = 1", "code = 2")
+    assert rows_of({"y": codes}).schema.task == "classification"
+    assert rows_of({"y": codes}, task="regression").y.tolist() == codes.to_pylist()
+
+
 def test_the_targets_of_other_notations_are_read():
     rows = rows_of({"y": [f"${i},{i + 100}.50" for i in range(1, N + 1)]})
     assert rows.schema.task == "regression"

@@ -53,6 +53,12 @@ def test_a_number_in_any_notation_is_no_formula(number):
     assert without_formulas(texts(number)).to_pylist() == [number]
 
 
+def test_a_table_is_delimited_as_its_name_says(tmp_path):
+    for name, line in (("t.tsv", "1\tx,y"), ("t.csv", '1,"x,y"')):
+        write_tables(tmp_path / name, [pa.table({"a": [1], "b": ["x,y"]})])
+        assert (tmp_path / name).read_text().splitlines()[1] == line
+
+
 @pytest.mark.parametrize(("delimiter", "cell"), [(";", "-1,5"), (",", '"-1,5"')])
 def test_numbers_are_written_with_the_decimal_mark_asked_for(tmp_path, delimiter, cell):
     table = pa.table({"a": [-1.5, None], "n": [7, 8], "s": ["x.y", "z"]})

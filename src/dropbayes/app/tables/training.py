@@ -103,11 +103,11 @@ def training_rows(
         if argument != "target" and name == target:
             raise ValueError(f"`{argument}` must not name the target {quote(target)}.")
     tokens = tuple(dict.fromkeys([*MISSING, *reading.missing]))
+    task = task or ("classification" if pa.types.is_dictionary(table[target].type) else None)
     task, y, present, notation = _targets(Cells(table[target], target, at, tokens), task, reading.decimal)
     kept = np.flatnonzero(present)
-    if len(kept) < 2:
-        rows = "row" if len(kept) == 1 else "rows"
-        raise ValueError(f"{label}: {len(kept)} {rows} with a target; at least 2 are needed, and many more to learn.")
+    if len(kept) == 1:
+        raise ValueError(f"{label}: 1 row with a target; at least 2 are needed, and many more to learn.")
 
     def place(row: int) -> str:
         return at(row if row < 0 else int(kept[row]))
@@ -147,7 +147,7 @@ def _columns(
         if rows[name].equals(rows[target]):
             left_out[name] = "a copy of the target"
             continue
-        is_category = name in reading.categorical
+        is_category = name in reading.categorical or pa.types.is_dictionary(rows[name].type)
         match column_of(Cells(rows[name], name, at, tokens), categorical=is_category, **options):
             case LeftOut(reason=reason):
                 left_out[name] = reason

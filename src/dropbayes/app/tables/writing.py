@@ -38,7 +38,7 @@ def is_parquet(path: str | os.PathLike[str]) -> bool:
     if suffix in (".parquet", ".pq"):
         return True
     if not (str(path) == "-" or is_pipe or suffix in (".csv", ".tsv", ".txt")):
-        raise ValueError(f"the output must end in .csv or .parquet, or be - (standard output); got {str(path)!r}.")
+        raise ValueError(f"the output must end in .csv, .tsv or .parquet, or be - (a stream); got {str(path)!r}.")
     return False
 
 
@@ -48,9 +48,10 @@ def write_tables(
     """Writes tables of the same columns, one after the other, to a CSV or Parquet file; "-" is CSV on standard output.
 
     The file appears under its name once it is whole; an exception, also of the tables, leaves the previous one as it
-    was. The delimiter and the decimal mark are those of a CSV file.
+    was. The delimiter and the decimal mark are those of a CSV file; that of a name in .tsv is a tab.
     """
     as_parquet = is_parquet(path)
+    delimiter = "\t" if str(path).lower().endswith(".tsv") else delimiter
     with contextlib.nullcontext(sys.stdout.buffer) if str(path) == "-" else files.replacement(path) as file:
         if as_parquet:
             groups = regroup(tables, 65_536)  # many small ones are slow to read
@@ -87,8 +88,7 @@ def _lines(batch: pa.RecordBatch, delimiter: str, decimal: str) -> bytes:
         cells.append(texts)
     if len(cells) == 1:  # an empty line would be no row
         cells = [pc.if_else(pc.equal(pc.coalesce(cells[0], pa.scalar("")), ""), '""', cells[0])]
-    options = {"null_handling": "replace", "null_replacement": ""}
-    lines = pc.binary_join_element_wise(*cells, delimiter, **options)
+    lines = pc.binary_join_element_wise(*cells, delimiter, null_handling="replace", null_replacement="")
     return pc.binary_join(pa.ListArray.from_arrays([0, len(lines)], lines), "\n")[0].as_py().encode() + b"\n"
 
 
