@@ -160,3 +160,11 @@ def test_values_that_no_picture_can_show_are_refused_by_name(ax):
         with pytest.raises(ValueError, match=f"^`{name}` must"):
             call()
     assert not ax.lines and not ax.collections and not ax.patches
+
+
+def test_a_deviation_below_zero_and_a_percentile_that_is_none_are_refused():
+    with pytest.raises(ValueError, match="`std` must be at least 0; got -1 to -1"):
+        plots.predictive_band([0.0, 1.0], [0.0, 1.0], std=[-1.0, -1.0])
+    for wrong in (float("nan"), -1.0, 101.0):
+        with pytest.raises(ValueError, match="`percentile / 100` must lie between 0 and 1"):
+            plots.percentile_text(wrong)

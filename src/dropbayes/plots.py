@@ -49,12 +49,12 @@ def predictive_band(
     """
     given = {"x": x, "mean": mean, "std": std}
     columns = validation.matching_tensors({name: _one_column(name, array) for name, array in given.items()})
+    validation.check_values("std", columns[2])
     order = columns[0].argsort().cpu().numpy()
     position, centre, deviation = (_values(column[order]) for column in columns)
     ax = _axes(ax)
-    for width, colour, name in ((2, "#dbe6f2", "± 2 std"), (1, "#a3bfdd", "± 1 std")):
-        ends = centre - width * deviation, centre + width * deviation
-        ax.fill_between(position, *ends, color=colour, lw=0, label=name)
+    for by, colour, name in ((2 * deviation, "#dbe6f2", "± 2 std"), (deviation, "#a3bfdd", "± 1 std")):
+        ax.fill_between(position, centre - by, centre + by, color=colour, lw=0, label=name)
     if draws is not None:
         paths = _one_column("draws", draws, n_axes=2).detach().cpu().numpy()
         if paths.shape[1] != len(position):
@@ -191,6 +191,7 @@ def percentile_text(percentile: float) -> str:
         >>> percentile_text(99.98), percentile_text(12.34)
         ('above percentile 99.9', 'percentile 12.3')
     """
+    validation.check_probability("percentile / 100", percentile / 100, closed=True)
     if percentile > 99.9:
         return "above percentile 99.9"
     return f"percentile {percentile:.1f}" if percentile >= 0.1 else "below percentile 0.1"

@@ -120,8 +120,7 @@ class Cells:
 
     def notation(self, decimal: str | None) -> Notation:
         """How the numbers are written, with the decimal mark where it is known."""
-        written = notation_of(self.texts.drop_null(), decimal=decimal) if self.is_text else None
-        return written or PLAIN
+        return (notation_of(self.texts.drop_null(), decimal=decimal) if self.is_text else None) or PLAIN
 
     def booleans(self) -> Numbers:
         """The booleans as 1 and 0, NaN where there is none."""
