@@ -100,6 +100,8 @@ def arrow_cells(values: Any, name: str) -> pa.Array | pa.ChunkedArray:
 
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return values
+    if isinstance(values, str | bytes) or not np.iterable(values):
+        raise ValueError(f"column {name!r} must have one value per row, as a list or an array; got {quote(values)}.")
     values = as_array(values)
     try:
         values = values.astype(np.str_) if getattr(getattr(values, "dtype", None), "kind", "") == "S" else values

@@ -101,6 +101,12 @@ def test_rows_far_from_the_training_rows_are_marked(model):
     assert model.predict(new)["outside"].tolist() == ["", "size", ""]
 
 
+@pytest.mark.parametrize("city", ["Oslo", 5, None])
+def test_one_value_for_a_column_is_refused(model, city):
+    with pytest.raises(ValueError, match="column 'city' must have one value per row, as a list or an array"):
+        model.predict({"size": [1.0], "city": city, "new": ["true"]})
+
+
 def test_missing_values_and_new_categories_are_read(model):
     row = {"size": [""], "city": ["Bergen"], "new": ["true"]}
     with pytest.raises(ValueError, match="'Bergen' was not seen in training"):

@@ -154,7 +154,7 @@ def test_columns_may_be_of_any_array_kind(models, columns):
     arrow = {name: pa.array(values) for name, values in columns.items()}
     plain = {name: np.asarray(values)[:, None] for name, values in columns.items()}
     lists = {name: [None if v != v else v for v in values] for name, values in columns.items()}
-    assert all(same_bits(predictor(other), whole) for other in (arrow, plain, lists))
+    assert all(same_bits(predictor(other), whole) for other in (arrow, pa.table(arrow), plain, lists))
 
 
 REFUSED = {

@@ -172,8 +172,7 @@ class Model:
         texts = cells.labels()
         for row, text in enumerate(texts):
             if text is not None and text not in codes:
-                among = list_names(codes, most=5)
-                raise cells.error(row, f"the class {quote(text)} was not seen in training ({among}).")
+                raise cells.error(row, f"the class {quote(text)} was not seen in training ({list_names(codes, 5)}).")
         code = np.array([-1 if text is None else codes[text] for text in texts], dtype=np.int64)
         return self.ensemble.classes_[code], code >= 0
 

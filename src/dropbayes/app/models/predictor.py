@@ -189,8 +189,7 @@ class Predictor:
     @property
     def key(self) -> tuple[int, Draws, int, float, str, float, int]:
         """The settings that determine a prediction's bits: in one process, equal keys may share a batch."""
-        settings = self.n_draws, self.seed, self.coverage, self.method, self.tolerance, self.max_draws
-        return id(self._fields), *settings
+        return id(self._fields), self.n_draws, self.seed, self.coverage, self.method, self.tolerance, self.max_draws
 
     @property
     def fingerprint(self) -> str:
@@ -397,6 +396,7 @@ def _by_name(columns: Columns, names: Sequence[str]) -> dict[str, Any]:
     """Each of the named columns as a one-dimensional array of the same length, of NumPy, pandas or Arrow."""
     from dropbayes.estimators.columns.schema import list_names
 
+    columns = {name: columns[name] for name in columns.column_names} if hasattr(columns, "column_names") else columns
     lacking = [name for name in names if name not in columns]
     if lacking and MATRIX in columns:
         return dict(zip(names, _matrix(columns, len(names)).T, strict=True))

@@ -181,8 +181,7 @@ def _targets(
             case "date":
                 raise cells.error(-1, "holds dates; a target is a number or a class.")
             case "number":
-                flag = set(cells.labels()) - {None} == {"0", "1"}
-                task = "classification" if flag else "regression"  # of a flag, the probability is wanted
+                task = "classification" if set(cells.labels()) - {None} == {"0", "1"} else "regression"  # a flag
             case _:
                 task = "classification"
     if task == "regression":

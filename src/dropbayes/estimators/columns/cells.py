@@ -158,9 +158,9 @@ class Cells:
 
 
 def _canonical(text: str | None) -> str | None:
-    """One spelling for a class that is a number or a boolean, however the file writes it."""
+    """One spelling for a class that is a number or a boolean, however the file writes it; 007 is a code, and stays."""
     if text is None or text.lower() in ("true", "false"):
         return text and text.lower()
-    if re.match(NUMBER, text) and float(text).is_integer() and abs(float(text)) < 1e15:
+    if re.match(NUMBER, text) and not re.match("0[0-9]", text) and float(text).is_integer() and abs(float(text)) < 1e15:
         return str(int(float(text)))
     return text
