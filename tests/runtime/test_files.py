@@ -24,6 +24,15 @@ def test_text_and_bytes_are_written(tmp_path):
     assert (tmp_path / "a").read_bytes() == b"b" and names(tmp_path) == ["a"]
 
 
+def test_a_folder_that_refuses_a_file_is_told_with_the_name_that_was_given(tmp_path, monkeypatch):
+    def refuse(name, *_):
+        raise PermissionError(13, "Permission denied", name)
+
+    monkeypatch.setattr("os.open", refuse)
+    with pytest.raises(PermissionError, match=r"Permission denied: '.*/a\.csv'"):
+        files.write_text(tmp_path / "a.csv", "x")
+
+
 def test_an_exception_leaves_the_old_file_and_nothing_else(tmp_path):
     files.write_text(tmp_path / "a", "old")
     with pytest.raises(RuntimeError), files.replacement(tmp_path / "a") as file:

@@ -56,8 +56,8 @@ def replacement(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             temporary.chmod(stat.S_IMODE(path.stat().st_mode))
         os.replace(temporary, path)
     except OSError as error:
-        if error.errno is not None and error.filename is None:
-            error.filename = str(path)  # a full disk names none
+        if error.errno is not None and str(error.filename) in ("None", str(temporary)):
+            error.filename = str(path)  # a full disk names none, and nobody knows the temporary one
         raise
     finally:
         temporary.unlink(missing_ok=True)

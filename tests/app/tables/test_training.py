@@ -114,6 +114,12 @@ def test_weights_and_groups_leave_the_inputs_and_keep_their_rows():
     assert rows.schema.inputs == ("x",)
 
 
+def test_a_time_that_is_left_out_still_orders_the_rows():
+    days = {"day": [f"2020-{12 - i % 12:02}-{1 + i % 28:02}" for i in range(N)]}
+    read, left_out = rows_of(days, time="day"), rows_of(days, time="day", ignore=["day"])
+    assert left_out.schema.inputs == ("x",) and left_out.time.tolist() == read.time.tolist()
+
+
 def test_rows_are_ranked_by_their_time_and_equal_times_share_a_rank():
     times = [str(10 * ((7 * i) % N // 2)) for i in range(N)]
     rows = rows_of({"t": times}, time="t")

@@ -227,8 +227,8 @@ def _ranks(values: npt.ArrayLike, what: str, name: str, label: str) -> npt.NDArr
 
 
 def _times(cells: Cells, columns: list[Column]) -> Numbers:
-    known = next((column for column in columns if column.name == cells.name), None)
-    if known is None or known.kind not in ("number", "date"):
+    known = next((column for column in columns if column.name == cells.name), None) or column_of(cells)
+    if not isinstance(known, Column) or known.kind not in ("number", "date"):
         raise cells.error(-1, "must hold numbers or dates (`time`).")
     values = column_values(known, cells)
     if np.isnan(values).any():
