@@ -3,6 +3,7 @@
 Each group is a cause; its members differ in clothes only.
 """
 
+import enum
 import functools
 
 import numpy as np
@@ -66,6 +67,17 @@ def test_global_hooks_run():
         torch.testing.assert_close(db.predict(net, rows()).mean, net(rows()))
     finally:
         handle.remove()
+
+
+class Rate(enum.Enum):
+    LOW = 0.1
+    HIGH = 0.5
+
+
+def test_a_member_of_an_enumeration_is_itself_in_a_draw():
+    net = Net(lambda m, h: F.dropout(h, 0.5 if m.rate is Rate.HIGH else 0.1, m.training))
+    net.rate = Rate.HIGH
+    assert db.sites(net, rows())[0].drop_prob == 0.5
 
 
 # Nothing remembered goes stale ----------------------------------------------------------------------------------------

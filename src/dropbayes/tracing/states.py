@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import array
 import dataclasses
+import enum
 import functools
 import hashlib
 import itertools
@@ -199,14 +200,13 @@ def is_object(value: Any) -> bool:
     kind = type(value)
     if not (hasattr(value, "__dict__") or hasattr(kind, "__slots__")) or hasattr(kind, "__del__"):
         return False
-    if issubclass(kind, (nn.Module, Tensor, type, types.ModuleType, types.FunctionType, functools.partial)):
+    if issubclass(kind, (nn.Module, Tensor, type, types.ModuleType, types.FunctionType, functools.partial, enum.Enum)):
         return False
     module = kind.__module__.partition(".")[0]
     foreign = module not in sys.stdlib_module_names and module not in ("torch", "numpy", "triton")
     plain = (types.SimpleNamespace, argparse.Namespace, UserDict, UserList)
-    return (
-        foreign or kind in plain or (kind.__module__ == "types" and dataclasses.is_dataclass(kind))
-    )  # made at run time
+    made_at_run_time = kind.__module__ == "types" and dataclasses.is_dataclass(kind)
+    return foreign or kind in plain or made_at_run_time
 
 
 def held(value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
