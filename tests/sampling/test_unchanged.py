@@ -229,6 +229,24 @@ def test_a_train_method_of_the_networks_own_leaves_no_trace(kind, ask):
     assert torch.equal(net(x), before)
 
 
+@pytest.mark.parametrize("ask", CALLS)
+def test_a_module_past_the_module_tree_keeps_its_mode_and_statistics(ask):
+    class Holds(Body):
+        def train(self, mode=True):
+            self.parts[0].train(mode)
+            return super().train(mode)
+
+        def forward(self, x):
+            return self.o(self.d(self.parts[0](self.a(x))))
+
+    net = Holds()
+    net.parts = [nn.BatchNorm1d(16)]
+    net.eval()
+    with pytest.raises(ValueError, match="a BatchNorm1d that it holds past its module tree"):
+        CALLS[ask](net, rows(3))
+    assert not net.parts[0].training and not net.parts[0].num_batches_tracked
+
+
 @pytest.mark.parametrize("kind", [SetsContext, MergedLayer, FreezesGradients, CountsSwitches])
 def test_a_train_method_of_the_networks_own_has_the_law_of_the_loop(kind):
     net, x = made(lambda: (kind(), rows(3)))

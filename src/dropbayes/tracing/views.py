@@ -100,6 +100,7 @@ class View:
         self._names: dict[int, str] = {}
         self._copies: dict[int, Any] = {}  # of tensors, containers and objects: what is shared stays shared
         self._alive: list[Any] = []  # prevents the reuse of ids
+        self._unregistered: dict[int, nn.Module] = {}  # modules past the module tree, which are the network's own
         self._memory: dict[int, torch.UntypedStorage] = {}  # copies of memory, by address
         self._parameter_memory = {address for parameter in net.parameters() if (address := storage(parameter))}
         self.generators: list[Any] = []
@@ -133,7 +134,7 @@ class View:
 
     def forget_network(self) -> None:
         """Drops the references to the network's own modules: a view that is kept must not keep them alive."""
-        self._originals, self._alive, self._copies, self._memory = [], [], {}, {}
+        self._originals, self._alive, self._copies, self._memory, self._unregistered = [], [], {}, {}, {}
 
     def commit(self, net: nn.Module) -> None:
         """Copies the attributes and buffers that running the view has changed to the network."""
@@ -237,6 +238,7 @@ class View:
             parameter.detach().clone() if self._own_parameters else parameter for parameter in self.net.parameters()
         ]
         addresses = list(map(storage, before))
+        flags = [(module, module.training) for one in self._unregistered.values() for module in one.modules()]
         for module in self._originals:
             self._clones[id(module)].__dict__["training"] = module.training
         try:
@@ -247,6 +249,13 @@ class View:
                 "`net` must be an ordinary module: it was exported, and its training mode cannot be set. Pass the "
                 "module it was made from."
             ) from error
+        for module, flag in (switched := [entry for entry in flags if entry[0].training != entry[1]]):
+            module.training = flag
+        if switched:
+            raise ValueError(
+                f"`net` switches the mode of a {type(switched[0][0]).__name__} that it holds past its module tree. "
+                "Register it: assign it to an attribute, or hold it in a ModuleList or ModuleDict."
+            )
         after = list(self.net.parameters())
         if not self._own_parameters:
             return all(map(operator.is_, before, after)) and list(map(storage, after)) == addresses
@@ -260,7 +269,8 @@ class View:
             target = value.__repr__.__self__
             return weakref.proxy(self._clones[id(target)]) if id(target) in self._clones else value
         if isinstance(value, nn.Module):
-            return self._clones.get(id(value), value)
+            known = self._clones if id(value) in self._clones else self._unregistered
+            return known.setdefault(id(value), value)
         if id(value) in self._copies:
             return self._copies[id(value)]
         if type(value) in (dict, OrderedDict, list, set) and not value:  # most of what a module holds
