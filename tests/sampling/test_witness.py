@@ -160,6 +160,15 @@ UNSEEN = {
 }
 
 
+def test_normal_numbers_have_the_dtype_that_is_asked_for():
+    def noise(m, h):
+        return F.linear(torch.normal(0.0, 1.0, (len(h), 16), dtype=torch.float64), m.w) + h
+
+    net = Net(lambda m, h: noise(m, h) if m.training else h).double().eval()
+    net.w = nn.Parameter(torch.eye(16, dtype=torch.float64))
+    assert_law(net, rows().double())
+
+
 @pytest.mark.parametrize("name", UNSEEN)
 def test_random_operations_of_every_kind_are_keyed(name):
     net = Net(lambda m, h: UNSEEN[name](h) if m.training else h).eval()

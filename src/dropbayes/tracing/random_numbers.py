@@ -117,7 +117,7 @@ def _normal_(mode: RandomMode, func: Operation, input: Tensor, mean: float = 0.0
 
 @_keyed(torch.normal)
 def _normal(mode: RandomMode, func: Operation, mean: Any, std: Any = 1.0, size: Any = None, **kwargs: Any) -> Tensor:
-    like = torch.empty(size) if size is not None else torch.as_tensor(mean) + torch.as_tensor(std)
+    like = _template(func, (size,), kwargs) if size is not None else torch.as_tensor(mean) + torch.as_tensor(std)
     return (mean + std * _normals(mode, like)).to(like.dtype)
 
 
@@ -237,14 +237,9 @@ def _initialiser(
 
 @handles(HANDLERS, F.rrelu)
 def _rrelu(
-    mode: RandomMode,
-    func: Operation,
-    input: Tensor,
-    lower: float = 1 / 8,
-    upper: float = 1 / 3,
-    training: bool = False,
-    inplace: bool = False,
-) -> Tensor:
+    mode: RandomMode, func: Operation, input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3,
+    training: bool = False, inplace: bool = False,
+) -> Tensor:  # fmt: skip
     if not training or mode.source.is_off(training):
         return func(input, lower, upper, False, inplace)
     uniform = mode.source.uniform("rrelu", None, tuple(input.shape), input.device)
