@@ -79,6 +79,12 @@ class EdgesDropped(Graphs):
         return self.first(x, edge_index[:, kept])
 
 
+class Gathered(Graphs):
+    def forward(self, x, edge_index):
+        sent = self.d(self.first.linear(x))
+        return torch.zeros(len(x), 8).index_add_(0, edge_index[1], sent[edge_index[0]])
+
+
 class SparseGraph(Graphs):
     def forward(self, x, adjacency):
         return torch.sparse.mm(adjacency, self.second.linear(self.d(torch.relu(self.first.linear(x)))))
@@ -91,6 +97,7 @@ GRAPHS = {
     "as many edges as nodes": (Graphs(), (rows(), EDGES[:, :5])),
     "sparse": (SparseGraph(), (rows(), torch.eye(5).roll(1, 0).to_sparse())),
     "dropped edges": (EdgesDropped(), (rows(), EDGES)),
+    "gathered in place": (Gathered(), (rows(), EDGES)),
 }
 
 
@@ -104,6 +111,11 @@ def test_a_graph_is_one_row_and_refused_otherwise_with_that_remedy(name, masks):
     assert_right(Arguments(net), x, sampling=one_row, masks=masks, n_draws=600)
     ours, other = (db.predict(net, x, sampling=sampling, masks=masks, n_draws=20) for sampling in (one_row, each))
     assert torch.equal(ours.mean, other.mean)
+
+
+def test_messages_that_a_graph_gathers_in_place_are_mapped_over():
+    net, x = GRAPHS["gathered in place"]
+    assert db.predict(net.eval(), x, sampling=db.Sampling(row_axis=None)).method == "mapped"
 
 
 class Arguments(nn.Module):

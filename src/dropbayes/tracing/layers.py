@@ -106,14 +106,9 @@ def _linear(mode: RandomMode, func: Operation, input: Tensor, weight: Tensor, bi
 
 @handles(HANDLERS, F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 def _convolution(
-    mode: RandomMode,
-    func: Operation,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *args: Any,
+    mode: RandomMode, func: Operation, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any,
     **kwargs: Any,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     device = input.device.type
     if is_batched(input) and torch.is_autocast_enabled(device):  # under vmap, autocast does not convert the bias
         dtype = torch.get_autocast_dtype(device)
