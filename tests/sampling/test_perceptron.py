@@ -63,6 +63,9 @@ def test_networks_that_do_more_are_not_taken_for_perceptrons():
     hooked = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1))
     hooked[0].register_forward_hook(lambda *_: None)
     assert as_perceptron(hooked, x) is None
+    frozen = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1))
+    frozen[1].train = lambda mode=True: frozen[1]  # a mode that nobody switches
+    assert as_perceptron(frozen, x) is None
 
     class Own(nn.Linear):
         def forward(self, x):

@@ -68,7 +68,8 @@ def as_perceptron(net: nn.Module, x: Tensor) -> Perceptron | None:
         module = pending.pop()
         kind: Any = type(module)
         state = module.__dict__
-        if any(map(state.get, ("_forward_hooks", "_forward_pre_hooks", "_compiled_call_impl", "forward"))):
+        replaced = ("_forward_hooks", "_forward_pre_hooks", "_compiled_call_impl", "forward", "train", "eval")
+        if any(map(state.get, replaced)):
             return None
         if getattr(vars(kind).get("forward"), "__module__", "") != kind.__module__:  # replaced for all of its class
             return None
