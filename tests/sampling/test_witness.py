@@ -89,6 +89,16 @@ def test_dropout_behind_a_flag_is_found_wherever_the_flag_is_read(name):
     assert_right(FLAGS[name](), rows())
 
 
+THE_NETWORK: nn.Module = nn.Identity()
+
+
+def test_a_flag_that_is_read_by_a_global_variable_is_refused(monkeypatch):
+    net = Net(lambda m, h: F.dropout(h, 0.5, THE_NETWORK.training))
+    monkeypatch.setitem(globals(), "THE_NETWORK", net)
+    with pytest.raises(ValueError, match=r"by a global variable.*Read self\.training"):
+        db.predict(net, rows())
+
+
 def test_a_part_that_stays_in_evaluation_stays_so():
     class Frozen(Net):
         def train(self, mode=True):

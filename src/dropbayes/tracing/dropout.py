@@ -13,15 +13,9 @@ from dropbayes.tracing.sources import Handlers, RandomMode, scaled_product
 
 
 def _dropout(
-    mode: RandomMode,
-    func: Operation,
-    input: Tensor,
-    p: float = 0.5,
-    training: bool = True,
-    inplace: bool = False,
-    *,
+    mode: RandomMode, func: Operation, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, *,
     unbatched_dim: int | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Dropout of elements or, given the number of axes of an input without rows, of whole channels."""
     p = float(p)  # a NumPy number would round the scale
     if not 0 < p <= 1 or mode.source.is_off(training):
@@ -33,15 +27,9 @@ def _dropout(
 
 
 def _alpha_dropout(
-    mode: RandomMode,
-    func: Operation,
-    input: Tensor,
-    p: float = 0.5,
-    training: bool = False,
-    inplace: bool = False,
-    *,
+    mode: RandomMode, func: Operation, input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False, *,
     features: bool = False,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     p = float(p)
     if not 0 < p < 1 or mode.source.is_off(training):
         return func(input, p, p == 1 and training)

@@ -106,9 +106,16 @@ def state_of(generator: Any) -> bytes:
 @contextlib.contextmanager
 def unmoved_globals(net: nn.Module) -> Iterator[list[object]]:
     """The host's generators that are global variables of a network's code; these, and torch's, are then put back."""
-    reached = ((getattr(function, "__globals__", {}), names) for function, names in _reached(net))
-    held = {id(value): value for scope, names in reached for value in map(scope.get, names)}
-    found: list[Any] = [value for value in held.values() if is_generator(value)]
+    held, own = dict[int, Any](), set(map(id, net.modules()))
+    for function, names in _reached(net):
+        read = {id(value): value for value in map(getattr(function, "__globals__", {}).get, names)}
+        held |= read
+        if "training" in names and own & read.keys():
+            raise ValueError(
+                f"`net` reads its mode by a global variable, in {function.__name__}: a draw is made by a copy of its "
+                "modules, and the variable is the network itself. Read self.training, or pass the mode on."
+            )
+    found = [value for value in held.values() if is_generator(value)]
     with contextlib.ExitStack() as putting_back:
         for generator in found:
             if hasattr(generator, "bit_generator"):
