@@ -6,6 +6,7 @@ Each group is a cause; its members differ in clothes only.
 import copy
 import random
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -87,6 +88,31 @@ def _hooked():
 @pytest.mark.parametrize("name", FLAGS)
 def test_dropout_behind_a_flag_is_found_wherever_the_flag_is_read(name):
     assert_right(FLAGS[name](), rows())
+
+
+@pytest.mark.parametrize("hold", [lambda net: {0: net}, lambda net: [net], lambda net: (net,)])
+def test_a_flag_that_is_read_by_a_container_in_a_closure_is_that_of_the_draw(hold):
+    net = Net().eval()
+    held = hold(net)
+    net.function = lambda m, h: F.dropout(h, 0.5, held[0].training)
+    assert [site.drop_prob for site in db.sites(net, rows())] == [0.5, 0.1]
+
+
+def test_a_flag_that_is_read_by_a_weak_reference_in_a_closure_is_that_of_the_draw():
+    net = Net().eval()
+    reference = weakref.ref(net)
+    net.function = lambda m, h: F.dropout(h, 0.5, reference().training)
+    assert [site.drop_prob for site in db.sites(net, rows())] == [0.5, 0.1]
+
+
+def test_what_is_written_into_a_container_in_a_closure_is_read_by_the_next_call():
+    net = Net().eval()
+    held: dict = {"net": net, "scale": 1.0}
+    net.function = lambda m, h: held["scale"] * F.dropout(m.a.bias.new_ones(h.shape), 0.5, held["net"].training)
+    net.o.bias.data.zero_()
+    before = db.predict(net, rows(), n_draws=20).mean
+    held["scale"] = 3.0
+    torch.testing.assert_close(db.predict(net, rows(), n_draws=20).mean, 3 * before)
 
 
 THE_NETWORK: nn.Module = nn.Identity()

@@ -155,9 +155,9 @@ class _Tokens:
             return self(value.__func__, depth + 1), self(value.__self__, depth + 1)
         if kind is functools.partial:
             return tuple(self(part, depth + 1) for part in (value.func, value.args, value.keywords))
-        if kind is types.FunctionType:  # a view copies the owners of methods that it closes over
-            called = filter(callable, map(cell_value, value.__closure__ or ()))
-            return self._identity(value), *(self(one, depth + 1) for one in called)
+        if kind is types.FunctionType:  # a view copies the owners of methods that it closes over, and containers
+            read = filter(lambda one: callable(one) or holds_modules(one), map(cell_value, value.__closure__ or ()))
+            return self._identity(value), *(self(one, depth + 1) for one in read)
         if issubclass(kind, dict):
             self.seen.add(id(value))
             return tuple((self(k, depth + 1), self(v, depth + 1)) for k, v in value.items())
@@ -207,6 +207,13 @@ def is_object(value: Any) -> bool:
     plain = (types.SimpleNamespace, argparse.Namespace, UserDict, UserList)
     made_at_run_time = kind.__module__ == "types" and dataclasses.is_dataclass(kind)
     return foreign or kind in plain or made_at_run_time
+
+
+def holds_modules(value: Any) -> bool:
+    """Whether a value is or holds modules, or weights, of which a view has its own."""
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple, set)) else [value]
+    kinds = (nn.Module, nn.Parameter, weakref.ref, types.MethodType, functools.partial)
+    return any(isinstance(item, kinds) for item in items)
 
 
 def held(value: Any) -> tuple[dict[str, Any], dict[str, Any]]:

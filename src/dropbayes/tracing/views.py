@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.tracing.generators import is_generator
-from dropbayes.tracing.states import MAX_DEPTH, PLAIN, NetworkState, cell_value, held, is_object
+from dropbayes.tracing.states import MAX_DEPTH, PLAIN, NetworkState, cell_value, held, holds_modules, is_object
 from dropbayes.tracing.watch import SharedWrite, Watch, storage
 
 Flags = Callable[[str, nn.Module], bool]
@@ -143,7 +143,7 @@ class View:
             group, _, name = key.partition("/")
             if name and group == "_buffers" and name in module._buffers and name in clone._buffers:
                 self._assign(module._buffers, name, clone._buffers[name])
-            elif not name and group in clone.__dict__ and not _holds_modules(clone.__dict__[group]):
+            elif not name and group in clone.__dict__ and not holds_modules(clone.__dict__[group]):
                 self._assign(module.__dict__, group, clone.__dict__[group])
 
     def _assign(self, attributes: dict[str, Any], key: str, value: Any) -> None:
@@ -336,7 +336,7 @@ class View:
             return partial
 
         def bound(content: Any) -> Any:  # containers are shared by those who close over them
-            refers = isinstance(content, (nn.Module, types.MethodType, functools.partial, types.FunctionType))
+            refers = isinstance(content, types.FunctionType) or holds_modules(content)
             return self._copy(content, depth + 1) if refers else self._copies.get(id(content), content)
 
         cells, defaults, named = value.__closure__ or (), value.__defaults__ or (), value.__kwdefaults__ or {}
@@ -357,13 +357,6 @@ def _switches(module: nn.Module) -> bool:
     if kind.train is not nn.Module.train or kind.eval is not nn.Module.eval:
         return not kind.__module__.startswith("torch.nn.")
     return "train" in state or "eval" in state
-
-
-def _holds_modules(value: Any) -> bool:
-    """Whether a value holds modules, or weights, that are the view's own."""
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple, set)) else [value]
-    kinds = (nn.Module, nn.Parameter, weakref.ref, types.MethodType, functools.partial)
-    return any(isinstance(item, kinds) for item in items)
 
 
 def _hold(owner: Any, plain: dict[str, Any], slots: dict[str, Any]) -> None:
