@@ -6,6 +6,7 @@ Each group is a cause; its members differ in clothes only.
 import copy
 import random
 import threading
+import types
 import weakref
 
 import numpy as np
@@ -118,11 +119,18 @@ def test_what_is_written_into_a_container_in_a_closure_is_read_by_the_next_call(
 THE_NETWORK: nn.Module = nn.Identity()
 
 
-def test_a_flag_that_is_read_by_a_global_variable_is_refused(monkeypatch):
+def test_a_flag_that_is_read_by_a_global_variable_or_an_object_is_refused(monkeypatch):
     net = Net(lambda m, h: F.dropout(h, 0.5, THE_NETWORK.training))
     monkeypatch.setitem(globals(), "THE_NETWORK", net)
     with pytest.raises(ValueError, match=r"by a global variable.*Read self\.training"):
         db.predict(net, rows())
+    trainer = types.SimpleNamespace(net=net)
+    net.function = lambda m, h: F.dropout(h, 0.5, trainer.net.training)
+    with pytest.raises(ValueError, match=r"or an object, in <lambda>.*Read self\.training"):
+        db.predict(net, rows())
+    net.function = lambda m, h: F.dropout(h, trainer.rate, m.training)  # which reads its own
+    trainer.rate = 0.5
+    assert [site.drop_prob for site in db.sites(net, rows())] == [0.5, 0.1]
 
 
 def test_a_part_that_stays_in_evaluation_stays_so():

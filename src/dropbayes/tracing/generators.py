@@ -110,10 +110,14 @@ def unmoved_globals(net: nn.Module) -> Iterator[list[object]]:
     for function, names in _reached(net):
         read = {id(value): value for value in map(getattr(function, "__globals__", {}).get, names)}
         held |= read
-        if "training" in names and own & read.keys():
+        if "training" not in names:
+            continue
+        closed = [value for value in map(cell_value, function.__closure__ or ()) if not isinstance(value, nn.Module)]
+        parts = (vars(value).get for value in (*read.values(), *closed) if hasattr(value, "__dict__"))
+        if own & {*read, *(id(part(name)) for part in parts for name in names)}:
             raise ValueError(
-                f"`net` reads its mode by a global variable, in {function.__name__}: a draw is made by a copy of its "
-                "modules, and the variable is the network itself. Read self.training, or pass the mode on."
+                f"`net` reads its mode by a global variable or an object, in {function.__name__}: a draw is made by a "
+                "copy of its modules, and what is read there is the network itself. Read self.training, or pass it on."
             )
     found = [value for value in held.values() if is_generator(value)]
     with contextlib.ExitStack() as putting_back:
