@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dropbayes as db
-from tests.sampling.training_loop import assert_right, rows
+from tests.sampling.training_loop import Net, assert_right, rows
 from tests.sampling.zoo import Module
 
 # Rows -----------------------------------------------------------------------------------------------------------------
@@ -46,6 +46,13 @@ def test_pairwise_outputs_are_refused_and_right_as_one_row():
     with pytest.raises(ValueError, match="row_axis=None"):
         db.predict(net, rows())
     assert_right(net, rows(), sampling=db.Sampling(row_axis=None))
+
+
+def test_a_loss_beside_the_output_is_refused_with_the_remedy():
+    net = Net(lambda m, h: h).eval()
+    both = Module(lambda m, x, labels: (F.mse_loss(m.net(x), labels), m.net(x)), net=net)
+    with pytest.raises(ValueError, match="If the scalar is a loss, leave the labels out of `x`"):
+        db.predict(both, (rows(), torch.zeros(5, 3)))
 
 
 class Message(nn.Module):
