@@ -72,18 +72,46 @@ def test_the_gradient_by_hand_is_that_of_autograd(activation, likelihood):
     before = program.vector.clone().requires_grad_()
     positions = program.stack.rows.gather(1, program.chunk.positions[0].expand(3, -1))
     inputs, outcome, weight = (values[positions] for values in program.data)
-    keep = 1 - program.stack.drop_prob
     masks = []
     for layer, words in enumerate(program.chunk.words):
         mixed = torch.bitwise_xor(words[0], program.stack.member_words[layer])
-        masks.append((mixed >= program.chunk.thresholds[0, layer]).double() / keep[:, layer, None, None])
-    parameters = program.views(before)
+        masks.append((mixed >= program.chunk.thresholds[0, layer]).double())
+    parameters = program.views(before)  # the weights over their keep probabilities
     output = forward(parameters[:3], parameters[3:], inputs, masks, activation)
     misfit = -log_likelihood(likelihood, output, outcome)
-    loss = (misfit * weight).sum() / 20 + 1e-2 * sum(w.square().sum() for w in parameters[:3])
+    decayed = [w * p[:, None, None] for w, p in zip(parameters[:3], program.kept.unbind(1), strict=True)]
+    loss = (misfit * weight).sum() / 20 + 1e-2 * sum(w.square().sum() for w in decayed)
     (expected,) = torch.autograd.grad(loss, before)
     program.run(0, 1)
     torch.testing.assert_close(program.gradient, expected)
+
+
+def test_steps_with_masks_and_relevance_are_those_of_torch():
+    x, y = toy(50)
+    relevance = torch.tensor([2.0, 1.0, 0.25], dtype=torch.float64)
+    member = Member(drop_prob=(0.1, 0.3), weight_decay=1e-2, learning_rate=0.02, relevance=tuple(relevance.tolist()))
+    table = stacked_table([Task(x, y)], HEADS["gaussian"], torch.float64, start=None, n_classes=None)
+    head, device = HEADS["gaussian"], torch.device("cpu")
+    program = Program(table, [member], (7,), head, "relu", 20, "constant", False, device, torch.float64)
+    factors = 1 - program.stack.drop_prob[0]
+    first, second, *biases = (values.clone() for values in program.parameters)
+    theirs = [first * factors[0] / relevance[:, None], second * factors[1], *biases]
+    theirs = [values.requires_grad_() for values in theirs]
+    optimizer = torch.optim.Adam(theirs, lr=0.02)
+    for step in range(40):
+        words, own, below = program.chunk.words, program.stack.member_words, program.chunk.thresholds[step]
+        masks = [(torch.bitwise_xor(words[i][step], own[i]) >= below[i]).double() / factors[i] for i in range(2)]
+        rows = program.stack.rows[:, program.chunk.positions[step, 0]]
+        inputs, outcome, weight = (values[rows] for values in program.data)
+        output = forward(theirs[:2], theirs[2:], inputs * relevance, masks, "relu")
+        misfit = (0.5 * (output - outcome).square().sum(-1) * weight).sum() / program.chunk.counts[step, 0]
+        optimizer.zero_grad()
+        (misfit + 1e-2 * sum(values.square().sum() for values in theirs[:2])).backward()
+        optimizer.step()
+    program.run(0, 40)
+    expected = [theirs[0] * relevance[:, None], *theirs[1:]]
+    for ours, values in zip(program.networks, expected, strict=False):
+        torch.testing.assert_close(ours, values.detach(), rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("learned", [False, True])

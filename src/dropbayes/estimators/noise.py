@@ -265,11 +265,10 @@ def _maximise(
         gradients = torch.autograd.grad((loss + (penalty * squares + pull) / count).sum(), parameters)
         # Importing torch.optim would take longer than all steps together.
         rate = 0.5 * _LEARNING_RATE * (1 + math.cos(math.pi * step / n_steps))
-        corrections = [1 - beta ** (step + 1) for beta in _BETAS]
+        shares = [(1 - beta) / (1 - beta ** (step + 1)) for beta in _BETAS]  # moments whose bias is corrected
         with torch.no_grad():
             for parameter, gradient, (first, second) in zip(parameters, gradients, moments, strict=True):
-                first.lerp_(gradient, 1 - _BETAS[0])
-                second.lerp_(gradient.square(), 1 - _BETAS[1])
-                scale = (second / corrections[1]).sqrt_().add_(1e-8)
-                parameter.addcdiv_(first, scale, value=-rate / corrections[0])
+                first.lerp_(gradient, shares[0])
+                second.lerp_(gradient.square(), shares[1])
+                parameter.addcdiv_(first, second.sqrt().add_(1e-8), value=-rate)
     return replace(noise, **{name: getattr(noise, name).detach() for name in learned})

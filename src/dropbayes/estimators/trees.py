@@ -121,14 +121,9 @@ def grow_forest(
     grown, held_out = [], torch.zeros(n_trees, len(rows[0]), 1).double()
     for number, known, held in _without_parts(rows, parts):
         few = len(known[0]) <= 2000  # rows of each tree: the time does not grow with the table
-        forest = RandomForestRegressor(
-            n_trees,
-            min_samples_leaf=5,
-            max_features=1.0 if greedy else 1 / 3,
-            bootstrap=greedy or not few,
-            max_samples=None if few else 2000,
-            random_state=(seed + number) % 2**32,
-        ).fit(*known)
+        sample = {"bootstrap": greedy or not few, "max_samples": None if few else 2000}
+        settings = {"max_features": 1.0 if greedy else 1 / 3, "random_state": (seed + number) % 2**32}
+        forest = RandomForestRegressor(n_trees, min_samples_leaf=5, **sample, **settings).fit(*known)
         nodes = [_tree_nodes(one.tree_, one.tree_.value[:, 0]) for one in forest.estimators_]
         held_out[:, held] = _joined(nodes, boosted=False).draws(rows[0][held])
         grown += nodes
@@ -209,15 +204,9 @@ def _joined(trees: Sequence[Any], *, boosted: bool) -> Trees:
     column, threshold, children, value = zip(*trees, strict=True)
     roots = np.cumsum([0, *map(len, column[:-1])])
     shifted = [own + root for own, root in zip(children, roots, strict=True)]
-    return Trees(
-        column=torch.from_numpy(np.concatenate(column).astype(np.int32)),
-        threshold=torch.from_numpy(np.concatenate(threshold).astype(np.float64)),
-        children=torch.from_numpy(np.concatenate(shifted).astype(np.int32)),
-        value=torch.from_numpy(np.concatenate(value).astype(np.float32)),
-        roots=torch.from_numpy(roots.astype(np.int32)),
-        boosted=torch.tensor(boosted),
-        weight=torch.tensor(1.0).double(),
-    )
+    kinds = (column, "i4"), (threshold, "f8"), (shifted, "i4"), (value, "f4"), ([roots], "i4")
+    nodes = [torch.from_numpy(np.concatenate(parts).astype(kind)) for parts, kind in kinds]
+    return Trees(*nodes, boosted=torch.tensor(boosted), weight=torch.tensor(1.0).double())
 
 
 def _nodes(column: Any, threshold: Any, left: Any, right: Any, is_leaf: Any, value: np.ndarray) -> Nodes:
@@ -248,14 +237,8 @@ def _boosted(x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, n_classes:
     from sklearn.ensemble import HistGradientBoostingClassifier
 
     rounds = 60 if n_classes == 2 else max(60 // n_classes, 10)  # a round grows a tree for each of several classes
-    model = HistGradientBoostingClassifier(
-        max_iter=rounds,
-        max_leaf_nodes=8,
-        min_samples_leaf=10,
-        l2_regularization=1.0,
-        early_stopping=False,
-        random_state=seed % 2**32,
-    ).fit(x, y, weight)
+    settings = {"max_leaf_nodes": 8, "min_samples_leaf": 10, "l2_regularization": 1.0, "early_stopping": False}
+    model = HistGradientBoostingClassifier(max_iter=rounds, random_state=seed % 2**32, **settings).fit(x, y, weight)
     outputs = np.eye(n_classes)[model.classes_]
     outputs = outputs[1:] if len(outputs) == 2 else outputs  # of two classes, the second has the logit
     known = np.isin(np.arange(n_classes), model.classes_)

@@ -100,7 +100,6 @@ def train(
             bar.advance((end - step) * int(training.sum()))
             step = end
             stacked = _retire(program, trained, diverged, stacked, n_steps[stacked] - step)
-    trained[0].mul_(stack.relevance[..., None])
     moments = {name: values[[m.task for m in members]].to(device) for name, values in table.moments.items()}
     y_scale = moments["y_scale"]
     given = y_scale.new_tensor([float("nan") if m.precision is None else m.precision for m in members])
@@ -176,15 +175,16 @@ def _continue_from(start: Population, program: Program) -> None:
         )
     for target, values in zip((*program.weights, *program.biases), (*start.weights, *start.biases), strict=True):
         target.copy_(values)
-    program.weights[0].div_(program.stack.relevance[..., None].clamp_min(1e-30))
+    for weight, kept in zip(program.weights, program.kept.unbind(1), strict=True):
+        weight.div_(kept[:, None, None])
+    program.weights[0].mul_(program.stack.relevance[..., None] > 0)
 
 
 def _retire(program: Program, trained: Sequence[Tensor], diverged: Tensor, stacked: Tensor, left: Tensor) -> Tensor:
     """Stores the members that have no step left, or marks them as diverged, and shrinks a stack that is idle enough."""
     done, training = left == 0, left > 0
     if bool(done.any()):
-        sound = [(values.flatten(1).abs() < _MAX_WEIGHT).all(1) for values in program.parameters]
-        finite = torch.stack(sound).all(0).cpu()
+        finite = torch.stack([(v.flatten(1).abs() < _MAX_WEIGHT).all(1) for v in program.parameters]).all(0).cpu()
         diverged[stacked[done & ~finite]] = True
         done = done & finite
         members, source = stacked[done].to(diverged.device), done.to(diverged.device)

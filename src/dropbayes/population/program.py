@@ -3,8 +3,9 @@ r"""One training step of many networks as a fixed sequence of tensor operations.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +23,7 @@ ADAM_BETAS, ADAM_EPSILON = (0.9, 0.999), 1e-8  # Kingma and Ba (2015), the setti
 CONCRETE_TEMPERATURE = 0.1  # Gal, Hron and Kendall (2017)
 # The noise that learned drop probabilities assume when a member states none: a tenth of the targets' variance.
 _CONCRETE_PRECISION = 10.0
-_HAS_MKL = torch.backends.mkl.is_available()
+_BLOCK_ELEMENTS = 2**19  # of the masks of one layer that are made at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,8 +51,8 @@ class Chunk(NamedTuple):
     counts: Tensor  # of these rows without padding, [step, size]
     thresholds: Tensor  # below which a word drops its unit, [step, layer, member, 1, 1]
     words: tuple[Tensor, ...]  # by layer [step, row, unit]
-    rates: Tensor  # of Adam, with both moments' bias corrections, [step, member]
-    epsilons: Tensor  # [step]
+    rates: Tensor  # of Adam, [step, member]
+    shares: Tensor  # of a step's gradient, and of its square, in Adam's two moments, [step, 2]
 
 
 def forward(
@@ -75,6 +76,8 @@ class Program:
     so on a CUDA device it is captured once as a graph and replayed. All parameters lie in one vector, so that Adam
     passes over them once, however many layers there are: weights `[member, in, out]`, biases `[member, 1, out]` and,
     if learned, logits of the drop probabilities; `parameters` are views of them, `first` and `second` Adam's moments.
+    The weights there are those that multiply a masked input: M times a *stretch*, its relevance over the keep
+    probability. Adam, invariant to the scale of a gradient, takes the steps of M, stretched.
     """
 
     def __init__(
@@ -145,29 +148,42 @@ class Program:
         parameters = [torch.stack(layer).to(device) for layer in zip(*weights, strict=True)]
         parameters += [torch.zeros(len(members), 1, width, dtype=dtype, device=device) for width in widths[1:]]
         parameters += [torch.logit(stack.drop_prob).to(dtype)] if learn_drop_prob else []
-        self._lay_out(stack, parameters)
-        self.first, self.second = torch.zeros_like(self.vector), torch.zeros_like(self.vector)
+        zeros = [torch.zeros_like(values) for values in parameters]
+        self._lay_out(stack, parameters, zeros, zeros)
+        self.vector.mul_(self._stretch)
         self.chunk, self.chunk_number = self._chunk(0), 0
 
-    def _lay_out(self, stack: Stack, parameters: Sequence[Tensor]) -> None:
-        """Lays out the parameters of these members and the buffers of a step."""
-        self.stack, self.shapes = stack, [parameter.shape for parameter in parameters]
-        self.vector = torch.cat([parameter.flatten() for parameter in parameters])
-        self.gradient, self._update, self._scaled = (torch.zeros_like(self.vector) for _ in range(3))
-        self.parameters, self._gradients = self.views(self.vector), self.views(self.gradient)
-        self._scaled_parameters = self.views(self._scaled)
+    def _lay_out(self, stack: Stack, *state: Sequence[Tensor]) -> None:
+        """Lays out the parameters of these members, Adam's moments and the buffers of a step."""
+        self.stack, self.shapes = stack, [parameter.shape for parameter in state[0]]
+        self.vector, self.first, self.second = (torch.cat([values.flatten() for values in part]) for part in state)
+        self.gradient, self._scale, self._update = (torch.zeros_like(self.vector) for _ in range(3))
+        vectors = self.vector, self.gradient, self.first, self._update
+        self.parameters, self._gradients, self._moments, self._updates = map(self.views, vectors)
         self.weights = self.parameters[: self.n_layers]
         self.biases = self.parameters[self.n_layers : 2 * self.n_layers]
         # Whether any member drops units before each weight layer.
         self.has_dropout = [self.learn_drop_prob or bool(p.any()) for p in stack.drop_prob.T]
-        shapes = [(len(stack.rows), self.batch_size, width) for width in self.widths[:-1]]
+        n_members, is_cuda, learned = len(stack.rows), self.vector.is_cuda, self.learn_drop_prob
+        # The batches and masks of some steps are made at once: of a few members, a step's are not worth their calls.
+        elements = n_members * self.batch_size * max(self.widths[:-1])
+        self._n_steps = 1 if is_cuda else max(1, min(16, _BLOCK_ELEMENTS // elements))
+        shapes = [(n_members, self._n_steps, self.batch_size, width) for width in self.widths[:-1]]
         self._mixed = [self.vector.new_empty(shape, dtype=torch.int16) for shape in shapes]
         self._masks = [self.vector.new_empty(shape) for shape in shapes]
-        self._inverse_keep = self._per_parameter(1 / (1 - stack.drop_prob).to(self.vector), otherwise=1.0)
-        self.views(self._inverse_keep)[0].mul_(stack.relevance[..., None])
-        self._decay = self._per_parameter(2 * stack.weight_decay, otherwise=0.0)
+        shapes = [(n_members, self.batch_size, width) for width in self.widths[1:]]
+        self._outputs, self._deltas = ([self.vector.new_empty(shape) for shape in shapes] for _ in range(2))
+        self._transposed = [weight.mT.contiguous() for weight in self.weights]
+        self.kept = torch.ones_like(stack.drop_prob) if learned else 1 - stack.drop_prob  # in the stretch
+        self._stretch = self._per_parameter(1 / self.kept.to(self.vector), otherwise=1.0)
+        self.views(self._stretch)[0].mul_(stack.relevance[..., None])
+        seen = self._stretch > 0  # inputs that a member does not see have no stretch, and no steps
+        self._shrink = torch.where(seen, 1 / self._stretch, 1.0)
+        self._epsilon = torch.where(seen, ADAM_EPSILON * self._shrink.square(), torch.inf)
+        decays = stack.weight_decay * (0 if learned else 2)  # the KL has its own
+        self._decay = self._per_parameter(decays, otherwise=0.0).mul_(self._shrink.square())
         same = [bool((values == values[0]).all()) for values in (stack.learning_rate, stack.n_steps)]
-        self._one_rate = not self.vector.is_cuda and all(same)
+        self._one_rate = not is_cuda and all(same)
         self.step_in_chunk = torch.zeros(1, dtype=torch.long, device=self.vector.device)
         self.graph: torch.cuda.CUDAGraph | None = None
 
@@ -187,15 +203,15 @@ class Program:
 
     @property
     def networks(self) -> list[Tensor]:
-        """The weights, for inputs times their relevance, the biases and the drop probabilities `[member, layer]`."""
+        """The weights, the biases and the drop probabilities `[member, layer]` of the networks."""
         drop_prob = self.parameters[-1].sigmoid().double() if self.learn_drop_prob else self.stack.drop_prob
-        return [*self.weights, *self.biases, drop_prob]
+        kept = self.kept.to(self.vector)[..., None, None].unbind(1)
+        return [*(weight * p for weight, p in zip(self.weights, kept, strict=True)), *self.biases, drop_prob]
 
     def keep(self, index: Tensor) -> None:
         """Drops all members but those with these indices."""
-        first, second = ([values[index] for values in self.views(moment)] for moment in (self.first, self.second))
-        self._lay_out(self.stack.select(index), [values[index] for values in self.parameters])
-        self.first, self.second = (torch.cat([values.flatten() for values in moment]) for moment in (first, second))
+        state = [[values[index] for values in self.views(part)] for part in (self.vector, self.first, self.second)]
+        self._lay_out(self.stack.select(index), *state)
         thresholds, rates = self.chunk.thresholds[:, :, index], self.chunk.rates[:, index]
         self.chunk = self.chunk._replace(thresholds=thresholds, rates=rates)
 
@@ -203,16 +219,17 @@ class Program:
 
     def run(self, first: int, last: int) -> None:
         """Advances every member from one step to another of the same chunk."""
-        number, self._step = divmod(first, randomness.STEPS_PER_CHUNK)
+        number, begin = divmod(first, randomness.STEPS_PER_CHUNK)
         if number != self.chunk_number:  # at the same addresses, from which a graph reads
             tree_map(Tensor.copy_, self.chunk, self._chunk(number))
             self.chunk_number = number
-        self.step_in_chunk.fill_(self._step)
+        self.step_in_chunk.fill_(begin)
         if self.vector.is_cuda and self.graph is None:
             state = [self.vector, self.first, self.second, self.step_in_chunk]
             self.graph, _ = capture_graph(self.step, state, self.vector.device)
-        advance = self.step if self.graph is None else self.graph.replay
-        for _ in range(last - first):
+        advance, end = self.step if self.graph is None else self.graph.replay, begin + last - first
+        for block in range(begin, end, self._n_steps):
+            self._steps = slice(block, min(block + self._n_steps, end))
             advance()
 
     def _chunk(self, number: int) -> Chunk:
@@ -224,79 +241,83 @@ class Program:
         rate = self.stack.learning_rate.expand(len(step), -1)
         if self.schedule == "cosine":
             rate = rate * 0.5 * (1 + torch.cos(math.pi * (step[:, None] / self.stack.n_steps).clamp(max=1)))
-        # Both moments' bias corrections, as in the second form of Kingma and Ba's algorithm.
-        beta1, beta2 = self.betas
-        root = (1 - beta2 ** (step + 1)).sqrt()
-        rate = rate * (root / (1 - beta1 ** (step + 1)))[:, None]
-        counts, rate, epsilon = (values.to(self.vector) for values in (counts, rate, ADAM_EPSILON * root))
-        return Chunk(positions, counts, below, tuple(words), rate, epsilon)
+        # Moments whose bias is corrected [Kingma and Ba 2015] are weighted means of the gradients so far.
+        betas = step.new_tensor(self.betas)
+        shares = (1 - betas) / (1 - betas ** (step[:, None] + 1))
+        counts, rate, shares = (values.to(self.vector) for values in (counts, rate, shares))
+        return Chunk(positions, counts, below, tuple(words), rate, shares)
 
     def _current_values(self, values: Tensor) -> Tensor:
         if values.is_cuda:  # during a graph's replay the host does not know the step
-            return values.index_select(0, self.step_in_chunk)[0]
-        return values[self._step]
+            return values.index_select(0, self.step_in_chunk)
+        return values[self._steps]
 
     def step(self) -> None:
-        """One Adam step of every member on its own batch."""
+        """An Adam step of every member on its own batch; on a CPU, a few."""
+        differentiate = self._differentiate if self.learn_drop_prob else self._backward
         with torch.no_grad():
-            positions, counts = map(self._current_values, (self.chunk.positions, self.chunk.counts))
-            if len(self.sizes) == 1:
-                chosen = self.stack.rows.index_select(1, positions[0])
-            else:
-                positions, counts = (v.index_select(0, self.stack.size_group) for v in (positions, counts))
-                chosen = self.stack.rows.gather(1, positions)
-            # Indexing by a matrix takes twice as long.
-            flat, shape = chosen.flatten(), chosen.shape
-            x, y, weight = (values.index_select(0, flat).view(*shape, *values.shape[1:]) for values in self.data)
-            share = weight / counts[:, None]
-            differentiate = self._differentiate if self.learn_drop_prob else self._backward
-            differentiate(x, y, share)
-            self._adam()
-            self._step += 1
+            shares, rates = map(self._current_values, (self.chunk.shares, self.chunk.rates))
+            # Numbers are faster than tensors, and one rate for all is faster than one for each.
+            moments = shares[..., None] if shares.is_cuda else shares.tolist()
+            steps = zip(moments, rates[:, 0].tolist() if self._one_rate else rates, strict=True)
+            for batch, ((first, second), rate) in zip(self._batches(), steps, strict=True):
+                differentiate(*batch)
+                self._adam(first, second, rate)
             self.step_in_chunk += 1
 
-    def _words(self, layer: int) -> Tensor:
-        shared = self._current_values(self.chunk.words[layer])
-        return torch.bitwise_xor(shared, self.stack.member_words[layer], out=self._mixed[layer])
+    def _batches(self) -> Iterator[tuple[Any, ...]]:
+        """Masked inputs, targets, the share of each row in the objective and masks (words if learned) of each step."""
+        current = map(self._current_values, (self.chunk.positions, self.chunk.counts))
+        positions, counts = (values.index_select(1, self.stack.size_group) for values in current)
+        chosen = self.stack.rows.gather(1, positions.transpose(0, 1).flatten(1))
+        # Indexing by a matrix takes twice as long.
+        flat, shape = chosen.flatten(), (len(chosen), -1, self.batch_size)
+        x, y, weight = (values.index_select(0, flat).view(*shape, *values.shape[1:]) for values in self.data)
+        share = (weight / counts.T[..., None])[..., None]
+        masks = [self._mask(layer) if dropped else None for layer, dropped in enumerate(self.has_dropout)]
+        if masks[0] is not None and not self.learn_drop_prob:
+            x.mul_(masks[0])
+        of_steps = [repeat(None) if values is None else values.unbind(1) for values in (x, y, share, *masks)]
+        return zip(*of_steps, strict=False)
 
-    def _backward(self, x: Tensor, y: Tensor, share: Tensor) -> None:
-        """The gradient of the objective with respect to all parameters, written out: half the passes of autograd."""
-        relu, below = self.activation == "relu", self._current_values(self.chunk.thresholds)
-        masks: list[Tensor | None] = [
-            torch.ge(self._words(layer), below[layer], out=self._masks[layer]) if dropped else None
-            for layer, dropped in enumerate(self.has_dropout)
-        ]
-        torch.mul(self.vector, self._inverse_keep, out=self._scaled)
-        scaled = self._scaled_parameters[: self.n_layers]
-        inputs, active, h = [], [], x
-        for layer, (weight, bias, mask) in enumerate(zip(scaled, self.biases, masks, strict=True)):
-            active.append(h)
-            if mask is not None:
-                h = h.mul_(mask) if relu and layer else h * mask
-            inputs.append(h)
-            h = torch.baddbmm(bias, h, weight)
-            if layer + 1 < self.n_layers:
+    def _mask(self, layer: int) -> Tensor:
+        words, own = self._current_values(self.chunk.words[layer]), self.stack.member_words[layer][:, None]
+        mixed = torch.bitwise_xor(words, own, out=self._mixed[layer][:, : len(words)])
+        if self.learn_drop_prob:
+            return mixed
+        below = self._current_values(self.chunk.thresholds)[:, layer].transpose(0, 1)
+        torch.ge(mixed, below, out=mixed)  # as floats, it would allocate as many numbers
+        return self._masks[layer][:, : len(words)].copy_(mixed)
+
+    def _backward(self, x: Tensor, y: Tensor, share: Tensor, *masks: Tensor | None) -> None:
+        """The gradient of the data term with respect to all parameters, written out: half the passes of autograd."""
+        relu, inputs, h = self.activation == "relu", [x], x
+        for layer, (weight, bias, out) in enumerate(zip(self.weights, self.biases, self._outputs, strict=True), 1):
+            h = torch.baddbmm(bias, h, weight, out=out)
+            if layer < self.n_layers:
                 h = h.relu_() if relu else h.tanh_()
-        delta = self.head.loss_gradient(h, y) * share[..., None]
+                mask = masks[layer]
+                inputs.append(h if mask is None else h.mul_(mask))
+        delta = self.head.loss_gradient(h, y).mul_(share)
         for layer in reversed(range(self.n_layers)):
-            torch.bmm(inputs[layer].transpose(1, 2), delta, out=self._gradients[layer])
+            gradient, weight, mask = self._gradients[layer], self.weights[layer].mT, masks[layer]
+            single = delta.shape[2] == 1 and not delta.is_cuda  # the same products, at a third and a fifth of the time
+            left, right, out = (delta.mT, inputs[layer], gradient.mT) if single else (inputs[layer].mT, delta, gradient)
+            torch.bmm(left, right, out=out)
             torch.sum(delta, 1, keepdim=True, out=self._gradients[self.n_layers + layer])
             if not layer:
                 continue
-            weight = scaled[layer].transpose(1, 2)
-            if delta.shape[2] == 1 and not delta.is_cuda:  # the same products, at a fifth of the time
-                delta = delta * weight
-            else:  # with a strided transpose, oneDNN on ARM may take a reference kernel, 70 times slower
-                delta = torch.bmm(delta, weight if _HAS_MKL else weight.contiguous())
+            out = self._deltas[layer - 1]
+            if single:
+                delta = torch.mul(delta, weight, out=out)
+            else:  # a strided transpose takes twice as long in MKL, and 70 times in oneDNN's reference kernel on ARM
+                delta = torch.bmm(delta, self._transposed[layer].copy_(weight), out=out)
             if relu:  # a unit's input to the layer is positive where it is both active and kept
-                delta = torch.ops.aten.threshold_backward(delta, inputs[layer], 0.0)
+                torch.ops.aten.threshold_backward.grad_input(delta, inputs[layer], 0.0, grad_input=delta)
             else:
-                mask = masks[layer]
-                delta = (delta if mask is None else delta * mask) * (1 - active[layer].square())
-        self.gradient.mul_(self._inverse_keep)
-        self.gradient.addcmul_(self.vector, self._decay)
+                delta.mul_(1 - inputs[layer].square()).mul_(1.0 if mask is None else mask)
 
-    def _differentiate(self, x: Tensor, y: Tensor, share: Tensor) -> None:
+    def _differentiate(self, x: Tensor, y: Tensor, share: Tensor, *words: Tensor) -> None:
         """The gradient by autograd, where the drop probabilities are parameters too."""
         with torch.enable_grad():
             vector = self.vector.detach().requires_grad_()
@@ -304,15 +325,14 @@ class Program:
             weights, biases = parameters[: self.n_layers], parameters[self.n_layers :]
             keep = 1 - logit.sigmoid()
             scaled = [weight / keep[:, layer, None, None] for layer, weight in enumerate(weights)]
-            scaled[0] = scaled[0] * self.stack.relevance[..., None]
             masks = []
-            for layer in range(self.n_layers):  # relaxed Bernoulli masks: differentiable in the drop probability
-                words = self._words(layer).to(logit.dtype)
-                uniform = (words + (randomness.WORD_VALUES + 1) / 2) / randomness.WORD_VALUES
+            for layer, mixed in enumerate(words):  # relaxed Bernoulli masks: differentiable in the drop probability
+                uniform = (mixed.to(logit.dtype) + (randomness.WORD_VALUES + 1) / 2) / randomness.WORD_VALUES
                 masks.append(torch.sigmoid((torch.logit(uniform) - logit[:, layer, None, None]) / CONCRETE_TEMPERATURE))
             output = forward(scaled, biases, x, masks, self.activation)
-            delta = self.head.loss_gradient(output.detach(), y) * share[..., None]
-            (gradient,) = torch.autograd.grad([output, self._kl(weights, logit).sum()], vector, [delta, None])
+            delta = self.head.loss_gradient(output.detach(), y) * share
+            kl = self._kl(self.views(vector * self._shrink)[: self.n_layers], logit)
+            (gradient,) = torch.autograd.grad([output, kl.sum()], vector, [delta, None])
         self.gradient.copy_(gradient)
 
     def _kl(self, weights: Sequence[Tensor], logit: Tensor) -> Tensor:
@@ -328,15 +348,16 @@ class Program:
         fan_in = norms.new_tensor(self.widths[:-1])
         return (quadratic - self.stack.kl_scale[:, None] * fan_in * entropy).sum(1)
 
-    def _adam(self) -> None:
-        beta1, beta2 = self.betas
-        self.first.lerp_(self.gradient, 1 - beta1)
-        self.second.mul_(beta2).addcmul_(self.gradient, self.gradient, value=1 - beta2)
-        scale = torch.sqrt(self.second, out=self._update).add_(self._current_values(self.chunk.epsilons))
-        if self._one_rate:  # the same values as below, in one pass instead of eight
-            self.vector.addcdiv_(self.first, scale, value=-float(self.chunk.rates[self._step, 0]))
+    def _adam(self, first: float | Tensor, second: float | Tensor, rate: Any) -> None:
+        """One step, given the shares of the gradient and its square in the moments and the rates."""
+        self.gradient.addcmul_(self.vector, self._decay)
+        self.first.lerp_(self.gradient, first)
+        self.second.lerp_(torch.mul(self.gradient, self.gradient, out=self._scale), second)
+        scale = torch.sqrt(self.second, out=self._scale)
+        torch.addcmul(self._epsilon, scale, self._shrink, out=scale)
+        if self._one_rate:  # the same values as below, in one pass
+            self.vector.addcdiv_(self.first, scale, value=-rate)
             return
-        rate, steps = self._current_values(self.chunk.rates), self._scaled.copy_(self.first)
-        for values in self._scaled_parameters:
-            values *= rate.view(-1, *[1] * (values.dim() - 1))
-        self.vector -= steps.div_(scale)
+        for values, moment in zip(self._updates, self._moments, strict=True):
+            torch.mul(moment, rate.view(-1, *[1] * (values.dim() - 1)), out=values)
+        self.vector.addcdiv_(self._update, scale, value=-1)
