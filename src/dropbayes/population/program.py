@@ -266,7 +266,7 @@ class Program:
                 self._adam(first, second, rate)
             self.step_in_chunk += 1
 
-    def _batches(self) -> Iterator[tuple[Any, ...]]:
+    def _batches(self) -> Iterator[tuple[Tensor, ...]]:
         """Masked inputs, targets, the share of each row in the objective and masks (words if learned) of each step."""
         current = map(self._current_values, (self.chunk.positions, self.chunk.counts))
         positions, counts = (values.index_select(1, self.stack.size_group) for values in current)
@@ -349,14 +349,14 @@ class Program:
         fan_in = norms.new_tensor(self.widths[:-1])
         return (quadratic - self.stack.kl_scale[:, None] * fan_in * entropy).sum(1)
 
-    def _adam(self, first: float | Tensor, second: float | Tensor, rate: Any) -> None:
+    def _adam(self, first: float | Tensor, second: float | Tensor, rate: float | Tensor) -> None:
         """One step, given the shares of the gradient and its square in the moments and the rates."""
         self.gradient.addcmul_(self.vector, self._decay)
         self.first.lerp_(self.gradient, first)
         self.second.lerp_(torch.mul(self.gradient, self.gradient, out=self._scale), second)
         scale = torch.sqrt(self.second, out=self._scale)
         torch.addcmul(self._epsilon, scale, self._shrink, out=scale)
-        if self._one_rate:  # the same values as below, in one pass
+        if not isinstance(rate, Tensor):  # the same values as below, in one pass
             self.vector.addcdiv_(self.first, scale, value=-rate)
             return
         for values, moment in zip(self._updates, self._moments, strict=True):

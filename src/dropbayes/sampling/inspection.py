@@ -22,7 +22,7 @@ from torch.utils._pytree import PyTree
 
 from dropbayes.runtime.devices import autocast_dtype
 from dropbayes.sampling.inputs import Inputs, as_inputs, cloned_leaves, split
-from dropbayes.sampling.layouts import output_layouts, row_of, site_layouts, site_names, whole_arguments
+from dropbayes.sampling.layouts import Layouts, output_layouts, row_of, site_layouts, site_names, whole_arguments
 from dropbayes.sampling.masks import named_site
 from dropbayes.sampling.probes import Probe, ProbeFailed, Prober, equal_but_for_rounding
 from dropbayes.sampling.profile import Profile
@@ -150,9 +150,7 @@ def _holds_for_rows(net: nn.Module, inputs: Inputs, ignored: tuple[str, ...], in
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def _compared_rows(
-    prober: Prober, rows: Inputs, flags: Flags | None, outputs: tuple[RowLayout | None, ...]
-) -> list[Probe]:
+def _compared_rows(prober: Prober, rows: Inputs, flags: Flags | None, outputs: Layouts) -> list[Probe]:
     """The probes of the rows alone; raises if one of them has another output there than in its batch."""
     probes = {row: _probe_alone(prober, rows, row, flags) for row in range(rows.n_rows)}
     try:
@@ -411,9 +409,8 @@ def _failure(prober: Prober, failed: ProbeFailed, rows: str) -> Exception:
 
 
 def _check_rows(
-    prober: Prober, rows: Inputs, flags: Flags | None, outputs: tuple[RowLayout | None, ...], batch: Probe,
-    alone: dict[int, Probe],
-) -> None:  # fmt: skip
+    prober: Prober, rows: Inputs, flags: Flags | None, outputs: Layouts, batch: Probe, alone: dict[int, Probe]
+) -> None:
     """Raises on a network whose rows alone differ from the same rows in a batch."""
     if any(probe.host.moved for probe in (batch, *alone.values())):
         return  # each pass took branches of its own
@@ -435,7 +432,7 @@ def _check_rows(
         )
 
 
-def _check_faithful(prober: Prober, rows: Inputs, plain: Probe, outputs: tuple[RowLayout | None, ...]) -> None:
+def _check_faithful(prober: Prober, rows: Inputs, plain: Probe, outputs: Layouts) -> None:
     """Raises if the network itself, or its view where a call would change it, gives its rows other outputs.
 
     They come in reverse order: in one order alone, sorted rows may come out where they were.
@@ -482,9 +479,8 @@ def _check_faithful(prober: Prober, rows: Inputs, plain: Probe, outputs: tuple[R
 
 
 def _are_rows_of(
-    some: list[Tensor], index: list[int], batch: Probe, outputs: tuple[RowLayout | None, ...], n: int,
-    offsets: bool = True,
-) -> bool:  # fmt: skip
+    some: list[Tensor], index: list[int], batch: Probe, outputs: Layouts, n: int, offsets: bool = True
+) -> bool:
     """Whether outputs are those that some of the n rows of a batch have in it."""
     if len(some) != len(batch.tensors):
         return False

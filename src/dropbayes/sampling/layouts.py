@@ -11,6 +11,8 @@ from dropbayes.sampling.inputs import Inputs
 from dropbayes.sampling.probes import Probe
 from dropbayes.tracing import RowLayout, Site
 
+Layouts = tuple[RowLayout | None, ...]  # of each tensor of an output
+
 
 def site_names(probe: Probe) -> list[str]:
     """The names of the sites that a probe met, in order."""
@@ -56,7 +58,7 @@ def site_layouts(alone: Probe, batch: Probe, n_rows: int) -> tuple[tuple[Site, .
     return tuple(replace(site, index=i) for i, site in enumerate(sites)), together and not by_name
 
 
-def output_layouts(alone: Probe, batch: Probe, n_rows: int) -> tuple[RowLayout | None, ...]:
+def output_layouts(alone: Probe, batch: Probe, n_rows: int) -> Layouts:
     """The layout of each tensor of the output; raises if there is none, since the rows then depend on each other."""
     if len(alone.tensors) != len(batch.tensors):
         raise ValueError(

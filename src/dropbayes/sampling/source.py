@@ -68,7 +68,7 @@ class MaskSpec:
     trial: bool = False  # a different real number for every unit, in which no misplaced mask can hide
 
 
-Made = dict[Any, Sequence[Tensor]]
+Made = dict[tuple[object, ...], Sequence[Tensor]]
 """Scaled masks and uniforms of draws that run one after the other, by site: made at once for all of them."""
 
 

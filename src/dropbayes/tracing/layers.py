@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._pytree import PyTree
+from torch.utils._pytree import PyTree, tree_map_only
 
 from dropbayes.tracing.operations import CELLS, SCALARS, Operation, is_batched
 from dropbayes.tracing.recurrence import recurrence
@@ -105,15 +105,12 @@ def _linear(mode: RandomMode, func: Operation, input: Tensor, weight: Tensor, bi
 
 
 @handles(HANDLERS, F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
-def _convolution(
-    mode: RandomMode, func: Operation, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any,
-    **kwargs: Any,
-) -> Tensor:  # fmt: skip
+def _convolution(mode: RandomMode, func: Operation, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     device = input.device.type
     if is_batched(input) and torch.is_autocast_enabled(device):  # under vmap, autocast does not convert the bias
         dtype = torch.get_autocast_dtype(device)
-        input, weight, bias = input.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-    return func(input, weight, bias, *args, **kwargs)
+        input, args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to(dtype), (input, args, kwargs))
+    return func(input, *args, **kwargs)
 
 
 @handles(HANDLERS, F.batch_norm)

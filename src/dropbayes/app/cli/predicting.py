@@ -87,8 +87,10 @@ def predict(
         options.check_one_output(output, as_json)
         as_parquet = is_parquet(output)  # a wrong name is refused before a model is read
     fitted = app.load(model)
-    settings: Any = {"coverage": coverage, "allow_new": allow_new, "method": method, "max_draws": max_draws or 10_000}
-    predictor = app.Predictor(fitted, n_draws=draws, seed=seed, **settings)
+    limit = max_draws or 10_000
+    predictor = app.Predictor(
+        fitted, n_draws=draws, seed=seed, coverage=coverage, allow_new=allow_new, method=method, max_draws=limit
+    )
     covered = {"lower", "labels"} & set(predictor.column_names)
     if coverage != 0.95 and not covered:
         note("--coverage is that of intervals and of conformal sets; these probabilities have neither, and stay.")
@@ -132,8 +134,10 @@ def predict(
 
 
 def _draws(text: str | None) -> int | Literal["auto"] | None:
-    if text is None or text == "auto":
-        return None if text is None else "auto"
+    if text is None:
+        return None
+    if text == "auto":
+        return "auto"
     if not text.isdecimal() or int(text) < 1:
         raise typer.BadParameter(f"must be a number of draws, or auto; got {text!r}", param_hint="'--n-draws'")
     return int(text)

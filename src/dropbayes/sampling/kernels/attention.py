@@ -15,11 +15,10 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from dropbayes.sampling.kernels import words
-from dropbayes.sampling.kernels.launching import launch, power_of_two, tile_count
+from dropbayes.sampling.kernels.launching import ALIGNMENT, launch, power_of_two, tile_count
 from dropbayes.sampling.masks import Keys, as_signed, keep_scale, signed_threshold
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-_ALIGNMENT = 16  # bytes: a line of keep bits starts where a vector load may
 _TILE_UNITS, _TILE_ROWS = 256, 8
 
 
@@ -122,11 +121,9 @@ def keep_bits(
     the one at which a row begins.
     """
     if lines * length >= 2**31:
-        raise ValueError(
-            f"a row's attention weights must be fewer than 2**31, got {lines * length}: use fewer heads or keys."
-        )
+        raise ValueError(f"a row's attention weights must be fewer than 2**31, got {lines * length}. Use fewer keys.")
     n_rows = 1 if rows is None else len(rows)
-    padded = tile_count(length, _ALIGNMENT) * _ALIGNMENT
+    padded = tile_count(length, ALIGNMENT) * ALIGNMENT  # a line starts where a vector load may
     bits = torch.empty(tile_count(len(draws), 8), n_rows, lines, padded, dtype=torch.uint8, device=device)
     tile_rows = min(_TILE_ROWS, power_of_two(n_rows))
     launch(
@@ -155,13 +152,13 @@ def _keep_bits(
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     own_row = (first_row + row if OWN_ROWS else row * 0)[:, None]
     if STRATIFIED:
-        place, shift = words.choice(words.unit_stream(key, site), unit, n_draws, n_permutations)
+        place, shift = words.choice(words.stream(key, site, 1), unit, n_draws, n_permutations)
         place, shift = place[None, :], shift[None, :]
         if OWN_ROWS:
-            shift = words.unit_words(words.row_stream(key, site), own_row, unit, pair, n_units, PAIRED)
+            shift = words.unit_words(words.stream(key, site, 2), own_row, unit, pair, n_units, PAIRED)
             begin = words.turn(key, own_row, n_draws)
     else:
-        draw_key = words.draw_stream(key, site)
+        draw_key = words.stream(key, site, 3)
     is_inside = (row < n_rows)[:, None] & (element < lines * padded)[None, :]
     size = (lines * padded).to(tl.int64)
     at = bits_at + row[:, None] * size + element[None, :]
@@ -205,8 +202,9 @@ def _attention(
     feature, value_feature = tl.arange(0, PADDED), tl.arange(0, VALUE_PADDED)
     q = tl.load(
         q_at + entry * q_batch + head * q_head + query[:, None].to(tl.int64) * q_step + feature[None, :],
-        mask=is_query[:, None] & (feature < FEATURES)[None, :], other=0.0,
-    )  # fmt: skip
+        mask=is_query[:, None] & (feature < FEATURES)[None, :],
+        other=0.0,
+    )
     k_at += entry * k_batch + (head // heads_per_key) * k_head
     v_at += entry * v_batch + (head // heads_per_key) * v_head
     bits_at += (block * lines + line * n_queries) * padded
@@ -261,5 +259,6 @@ def _attention(
     mixed *= (keep_scale / tl.where(total == 0.0, 1.0, total))[:, None]
     tl.store(
         out_at + entry * out_batch + head * out_head + query[:, None].to(tl.int64) * out_step + value_feature[None, :],
-        mixed.to(out_at.dtype.element_ty), mask=is_query[:, None] & (value_feature < VALUE_FEATURES)[None, :],
-    )  # fmt: skip
+        mixed.to(out_at.dtype.element_ty),
+        mask=is_query[:, None] & (value_feature < VALUE_FEATURES)[None, :],
+    )

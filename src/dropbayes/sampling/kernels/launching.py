@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-_ALIGNMENT = 16  # bytes: Triton compiles a kernel for aligned addresses
+ALIGNMENT = 16  # bytes: Triton compiles a kernel for aligned addresses
 _compiled: dict[tuple[Any, ...], Any] = {}
 
 
@@ -29,7 +29,7 @@ def launch(
     `specialised` are the integers among its arguments for whose values Triton may compile a kernel of its own and
     `tensors` those that may be of any dtype, lie anywhere or be missing; `arguments` are all but the `constants`.
     """
-    classes = [t if t is None else (t.dtype, t.device.index, t.data_ptr() % _ALIGNMENT == 0) for t in tensors]
+    classes = [t if t is None else (t.dtype, t.device.index, t.data_ptr() % ALIGNMENT == 0) for t in tensors]
     key = (id(kernel), *specialised, *constants, *classes, num_warps, *options.items())
     grid = (n_programs, 1, 1) if isinstance(n_programs, int) else (*n_programs, 1)
     compiled = _compiled.get(key)

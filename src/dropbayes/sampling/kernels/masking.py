@@ -117,13 +117,13 @@ def _dropout(
     is_inside = (row < n_rows)[:, None] & (column < inner)[None, :]
     own_row = (first_row + row if OWN_ROWS else row * 0)[:, None]
     if STRATIFIED:
-        place, shift = words.choice(words.unit_stream(key, site), unit, n_draws, n_permutations)
+        place, shift = words.choice(words.stream(key, site, 1), unit, n_draws, n_permutations)
         place, shift = place[None, :], shift[None, :]
         if OWN_ROWS:
-            shift = words.unit_words(words.row_stream(key, site), own_row, unit, pair, n_units, PAIRED)
+            shift = words.unit_words(words.stream(key, site, 2), own_row, unit, pair, n_units, PAIRED)
             begin = words.turn(key, own_row, n_draws)
     else:
-        draw_key = words.draw_stream(key, site)
+        draw_key = words.stream(key, site, 3)
     DTYPE: tl.constexpr = out_at.dtype.element_ty
     WIDE: tl.constexpr = tl.float64 if tl.float64 == DTYPE else tl.float32
     factor = scale.to(tl.int64).to(tl.float64, bitcast=True).to(WIDE).to(DTYPE).to(WIDE)

@@ -17,15 +17,7 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from dropbayes.sampling.kernels.launching import launch, power_of_two, tile_count
-from dropbayes.sampling.kernels.words import (
-    choice,
-    draw_stream,
-    hash_word,
-    paired_words,
-    row_stream,
-    source,
-    unit_stream,
-)
+from dropbayes.sampling.kernels.words import choice, hash_word, paired_words, source, stream
 from dropbayes.sampling.masks import Keys, keep_scale, signed_threshold
 
 WIDEST, MAX_HIDDEN = 128, 3
@@ -140,12 +132,12 @@ def _draw_words(
     if not HAS_SITE:
         words = tl.zeros([1, 1], tl.int32)
     elif STRATIFIED:
-        place, shift = choice(unit_stream(key, site), unit, n_draws, n_permutations)
+        place, shift = choice(stream(key, site, 1), unit, n_draws, n_permutations)
         words = tl.load(lattices_at + place[None, :] + draw[:, None])
         if not OWN_ROWS:
             words += shift[None, :]
     else:
-        words = hash_word(draw_stream(key, site), draw)[:, None]
+        words = hash_word(stream(key, site, 3), draw)[:, None]
         if not OWN_ROWS:
             words = paired_words(words, draw[:, None] * 0, tl.arange(0, PADDED // 2)[None, :], WIDTH)
     return words
@@ -161,7 +153,7 @@ def _drop(h, words, row, words_of, site, keep, WIDTH: tl.constexpr, PADDED: tl.c
     if not OWN_ROWS:
         word = words[None, :, :]
     elif STRATIFIED:
-        shift = paired_words(row_stream(words_of[1], site), row[:, None], pair[None, :], WIDTH)
+        shift = paired_words(stream(words_of[1], site, 2), row[:, None], pair[None, :], WIDTH)
         word = words[None, :, :] + shift[:, None, :]
     else:
         word = paired_words(words[None, :, :], row[:, None, None], pair[None, None, :], WIDTH)

@@ -34,34 +34,19 @@ def hash_word(key, n):
     return mix(key + n.to(tl.uint64) * 0x9E3779B97F4A7C15)
 
 
-# The purposes 1 to 4 and SplitMix64's constants are written out: a launch compares every global a kernel reads.
-
-
 @triton.jit
-def site_key(key, site):
-    return hash_word(key.to(tl.int64).to(tl.uint64, bitcast=True), site + 1)
-
-
-@triton.jit
-def unit_stream(key, site):
-    return mix(site_key(key, site) + (2 * 0x9E3779B97F4A7C15) % 0x10000000000000000)
-
-
-@triton.jit
-def row_stream(key, site):
-    return mix(site_key(key, site) + (3 * 0x9E3779B97F4A7C15) % 0x10000000000000000)
-
-
-@triton.jit
-def draw_stream(key, site):
-    return mix(site_key(key, site) + (4 * 0x9E3779B97F4A7C15) % 0x10000000000000000)
+def stream(key, site, PURPOSE: tl.constexpr):
+    """A site's stream of words: for its units (1), for rows with words of their own (2), or for draws (3)."""
+    # SplitMix64's constants are written out: a launch compares every global a kernel reads.
+    of_site = hash_word(key.to(tl.int64).to(tl.uint64, bitcast=True), site + 1)
+    return mix(of_site + ((PURPOSE + 1) * 0x9E3779B97F4A7C15) % 0x10000000000000000)
 
 
 @triton.jit
 def turn(key, row, n_draws):
     """The draw at which a row with masks of its own begins."""
-    turn_stream = mix(site_key(key, row * 0 - 1) + (5 * 0x9E3779B97F4A7C15) % 0x10000000000000000)
-    return ((hash_word(turn_stream, row) >> 32).to(tl.uint32) % n_draws.to(tl.uint32)).to(tl.int32)
+    word = hash_word(stream(key, row * 0 - 1, 4), row)
+    return ((word >> 32).to(tl.uint32) % n_draws.to(tl.uint32)).to(tl.int32)
 
 
 @triton.jit
