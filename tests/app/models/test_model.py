@@ -2,10 +2,12 @@
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 import dropbayes as db
 from dropbayes.app.models.storage import CARD
+from dropbayes.app.tables import open_table
 from tests.command_line import TINY, rows_of, run, table
 
 SMALL = {
@@ -79,6 +81,18 @@ def test_an_estimator_fitted_to_categories_and_dates_becomes_the_folder_of_the_c
     else:
         assert [row["price_predicted"] for row in rows] == estimator.predict(x).tolist()
     assert {row["price_outside"] for row in rows} == {""}
+
+
+@pytest.mark.parametrize("labels", [[True, False], [1.0, 2.0], ["True", "False"], ["a", "b"], [3, 4]])
+def test_the_classes_of_an_estimator_are_found_in_the_table_it_was_fitted_to(tmp_path, labels):
+    x, y = np.linspace(-1, 1, 30), np.array(labels * 15)
+    estimator = db.DropoutClassifier(**SMALL).fit(x[:, None], y)
+    model = db.app.Model.of(estimator, {"x": x}, y, target="t")
+    found, known = model.outcomes(pa.table({"t": pa.array(y.tolist())}))
+    assert known.all() and found.tolist() == y.tolist()
+    pd.DataFrame({"x": x, "t": y}).to_csv(tmp_path / "t.csv", index=False)
+    with open_table(tmp_path / "t.csv") as source:
+        assert model.outcomes(next(iter(source.blocks())))[0].tolist() == y.tolist()
 
 
 def test_an_estimator_that_read_other_inputs_is_refused():

@@ -168,9 +168,9 @@ class Model:
         if schema.task == "regression":
             y = cells.numbers(schema.target_notation)
             return y, ~np.isnan(y)
-        codes = {str(label): code for code, label in enumerate(self.ensemble.classes_.tolist())}
-        texts = cells.labels()
-        for row, text in enumerate(texts):
+        classes = pa.array([str(label) for label in self.ensemble.classes_.tolist()])  # True, 1.0 ... of an estimator
+        codes = {str(label): code for code, label in enumerate(Cells(classes, schema.target, at).labels())}
+        for row, text in enumerate(texts := cells.labels()):
             if text is not None and text not in codes:
                 raise cells.error(row, f"the class {quote(text)} was not seen in training ({list_names(codes, 5)}).")
         code = np.array([-1 if text is None else codes[text] for text in texts], dtype=np.int64)
