@@ -4,6 +4,7 @@ import datetime
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,6 +30,15 @@ def test_a_format_is_found_and_reads_what_python_wrote(form, moments):
     read = [t if form == "iso" else datetime.datetime.strptime(t.strftime(form), form) for t in moments]
     expected = [(t - datetime.datetime(1970, 1, 1)) / datetime.timedelta(days=1) for t in read]
     np.testing.assert_allclose(days_of(cells, form), expected, atol=1e-9)
+
+
+def test_a_date_of_another_format_is_found_without_reading_each_alone(monkeypatch):
+    calls, cast = [], pc.cast
+    monkeypatch.setattr(pc, "cast", lambda *given, **how: calls.append(0) or cast(*given, **how))
+    many = [f"{1 + day % 28}.{1 + day % 12}.2020" for day in range(5000)]
+    assert date_format_of(texts(*many)) == "%d.%m.%Y"
+    bad = days_of(texts(*["2020-01-31"] * 4999, "2020-02-31"), "iso")
+    assert np.flatnonzero(np.isnan(bad)).tolist() == [4999] and len(calls) < 200
 
 
 def test_a_year_of_two_digits_is_not_one_of_the_first_century():
