@@ -262,6 +262,18 @@ def test_numbers_that_are_filled_in_and_classes_as_columns_are_mapped_over(make)
     assert_law(net, x[:3])
 
 
+def test_a_block_of_one_row_is_mapped_over_as_the_trial_was():
+    def function(self, x):
+        h = self.d(torch.relu(self.b(torch.relu(self.a(x)))))
+        return self.o(h) + self.p(self.l(x[:, None])[0][:, 0])  # whose states are zeros that are made after a mask
+
+    parts = {"a": nn.Linear(6, 512), "b": nn.Linear(512, 512), "d": nn.Dropout(0.3), "o": nn.Linear(512, 256)}
+    recurrent = {"l": nn.LSTM(6, 4, batch_first=True), "p": nn.Linear(4, 256)}
+    net, x = made(lambda: (Noted(function, **parts, **recurrent), torch.randn(3, 6)))
+    n_passes, n_rows = passes(lambda: db.draws(net, x, n_draws=100))
+    assert n_passes < 20 and n_rows < 50
+
+
 def test_a_tensor_that_is_filled_in_and_read_itself_is_not_mapped_over():
     def function(self, x):
         noise = torch.zeros(1, 8)

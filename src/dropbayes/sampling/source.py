@@ -144,8 +144,8 @@ class KeyedSource(SiteSource):
         raise UnsupportedStrategy("real numbers of rows") if values.is_floating_point() else Parted(values)
 
     def blank(self, zeros: Tensor) -> Tensor:
-        # Of a row alone, after a mask: for several as a batch, what all draws share would be computed for each.
-        together = self.spec.profile.rows_together and (len(self.rows) > 1 or not self.site)
+        # Of an input that is one row, after a mask: for a batch, what all draws share would be computed for each.
+        together = self.spec.profile.rows_together and (any(self.spec.profile.outputs) or not self.site)
         if self.level is None or together or self.rows_mapped or is_batched(zeros):
             return zeros
         return _add_batch_dim(zeros.repeat(len(self.draws), *(1,) * zeros.dim()), 0, self.level)

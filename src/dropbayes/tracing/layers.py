@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import PyTree, tree_map_only
 
-from dropbayes.tracing.operations import CELLS, SCALARS, Operation, is_batched
+from dropbayes.tracing.operations import CELLS, SCALARS, Operation, is_batched, tensor_leaves
 from dropbayes.tracing.recurrence import recurrence
 from dropbayes.tracing.sources import Handlers, RandomMode, handles, run_intercepted
 
@@ -64,7 +64,7 @@ def _recurrent(mode: RandomMode, func: Operation, *args: Any) -> PyTree:
     at = 6 if packed else 5
     drop_prob, training = args[at : at + 2]
     if drop_prob == 0 or mode.source.is_off(training):
-        if any(isinstance(a, Tensor) and is_batched(a) for a in args[:2]):  # mapped over: torch's own has no rule
+        if any(map(is_batched, tensor_leaves(args[:2]))):  # mapped over: torch's own has no rule
             return recurrence(func, args, lambda output, _: output)
         return func(*args[:at], 0.0, torch.is_grad_enabled(), *args[at + 2 :])  # cuDNN's derivatives need training
 
