@@ -157,16 +157,16 @@ def _parts(a: Tensor, log_scales: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     n_columns = a.shape[1]
     length, (signal, slope) = log_scales[:-3].exp(), (2 * log_scales[-3:-1]).exp()
     left, right = a / length, b / length
-    squares = left.square().sum(1)[:, None] + right.square().sum(1)
-    smooth = signal * torch.addmm(squares, left, right.T, alpha=-2).clamp_min_(0).mul_(-0.5).exp_()
-    return smooth, (a @ b.T) * (slope / n_columns)
+    distance = (left.square().sum(1)[:, None] + right.square().sum(1)).addmm_(left, right.T, alpha=-2)
+    smooth = distance.clamp_(0, 1000).mul_(-0.5).exp_().mul_(signal)  # far beyond, denormal numbers are slow
+    return smooth, (a @ b.T).mul_(slope / n_columns)
 
 
 def _factor(covariance: Tensor, log_scales: Tensor, weight: Tensor) -> Tensor:
-    """The Cholesky factor of the covariance with noise; NaN where it has none."""
-    noisy = covariance + torch.diag((2 * log_scales[-1]).exp() / weight + _JITTER)
-    factor, failed = torch.linalg.cholesky_ex(noisy)
-    return torch.full_like(noisy, torch.nan) if int(failed) else factor
+    """The Cholesky factor of the covariance, to which noise is added in place; NaN where it has none."""
+    covariance.diagonal().add_((2 * log_scales[-1]).exp() / weight + _JITTER)
+    factor, failed = torch.linalg.cholesky_ex(covariance)
+    return torch.full_like(factor, torch.nan) if int(failed) else factor
 
 
 def _fit_halves(x: Tensor, y: Tensor, weight: Tensor, begin: Tensor | None = None) -> Tensor:
@@ -214,11 +214,11 @@ def _fit_scales(x: Tensor, y: Tensor, weight: Tensor, begin: Tensor | None) -> T
             return 1e10, np.zeros_like(values)
         inverse = torch.cholesky_inverse(factor)
         alpha = inverse @ y
-        slope = torch.outer(alpha, alpha) - inverse  # twice the derivative of the log-likelihood by the covariance
-        by_smooth, left = slope * smooth, x / scales[:n_columns].exp()
+        slope = torch.outer(alpha, alpha).sub_(inverse)  # twice the derivative of the log-likelihood by the covariance
+        by_smooth, left = smooth.mul_(slope), x / scales[:n_columns].exp()
         by_length = (left.square() * by_smooth.sum(1, keepdim=True)).sum(0) - (left * (by_smooth @ left)).sum(0)
         by_noise = (slope.diagonal() / weight).sum() * (2 * scales[-1]).exp()
-        gradient = torch.cat([by_length, torch.stack([by_smooth.sum(), (slope * linear).sum(), by_noise])])
+        gradient = torch.cat([by_length, torch.stack([by_smooth.sum(), linear.mul_(slope).sum(), by_noise])])
         deviation = torch.where(is_length & (scales > start), _UPWARDS, _PRIOR_DEVIATION)
         pull = (scales - start) / deviation**2
         value = 0.5 * (y @ alpha) + log_root + 0.5 * (pull * (scales - start)).sum()
