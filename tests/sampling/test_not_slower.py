@@ -354,7 +354,18 @@ def without_a_rule():
     return Noted(function, a=nn.Linear(8, 16), d=nn.Dropout(0.2), o=nn.Linear(16, 2)), torch.randn(16, 8)
 
 
-BRANCHES = [asserted, two_heads, steps_up_to_the_longest, steps_without_biases, halting]
+def attending_without_dropout():
+    def function(self, x):
+        h = self.d(x.unflatten(1, (2, 2, 2)))  # [row, head, position, feature]
+        h = nn.functional.scaled_dot_product_attention(h, torch.tanh(h), h, is_causal=True).flatten(1)
+        if self.training and (torch.isinf(h).any() or torch.isnan(h).any()):  # as many encoders do
+            h = h.clamp(-1e4, 1e4)
+        return self.o(h)
+
+    return Noted(function, d=nn.Dropout(0.2), o=nn.Linear(8, 2)), torch.randn(16, 8)
+
+
+BRANCHES = [asserted, attending_without_dropout, two_heads, steps_up_to_the_longest, steps_without_biases, halting]
 
 
 @pytest.mark.parametrize("make", BRANCHES)

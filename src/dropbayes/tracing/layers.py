@@ -22,16 +22,18 @@ def _attention(
     mode: RandomMode, func: Operation, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
     dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
-    dropout_p = float(dropout_p)
-    if dropout_p == 0 or mode.source.is_off(True):
+    dropout_p = 0.0 if mode.source.is_off(True) else float(dropout_p)
+    without_rule = query.device.type == "cpu" and any(map(is_batched, (query, key, value)))  # of torch's own, in vmap
+    if dropout_p == 0 and not without_rule:
         return func(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
     if enable_gqa:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
         value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    fused = mode.source.attention(query, key, value, attn_mask, dropout_p, is_causal=is_causal, scale=scale)
-    if fused is not None:
-        return fused
+    if dropout_p:
+        fused = mode.source.attention(query, key, value, attn_mask, dropout_p, is_causal=is_causal, scale=scale)
+        if fused is not None:
+            return fused
     scores = (query * scale) @ key.transpose(-2, -1)
     # 0 for a query that sees no key, as in torch's attention: only a mask of the network's own hides them all.
     softmax = torch.softmax if attn_mask is None else torch._safe_softmax
@@ -42,7 +44,9 @@ def _attention(
     elif attn_mask is not None:
         scores = scores + attn_mask
     weights = softmax(scores, -1)
-    return mode.source.dropout("attention", weights, dropout_p, tuple(weights.shape), False).to(value.dtype) @ value
+    if dropout_p:
+        weights = mode.source.dropout("attention", weights, dropout_p, tuple(weights.shape), False)
+    return weights.to(value.dtype) @ value
 
 
 @handles(HANDLERS, F.multi_head_attention_forward)
