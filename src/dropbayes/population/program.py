@@ -185,6 +185,7 @@ class Program:
         self._decay = self._per_parameter(decays, otherwise=0.0).mul_(self._shrink.square())
         same = [bool((values == values[0]).all()) for values in (stack.learning_rate, stack.n_steps)]
         self._one_rate = not is_cuda and all(same)
+        self._fan_in = self.vector.new_tensor(self.widths[:-1])  # a graph cannot take it from the host
         self.step_in_chunk = torch.zeros(1, dtype=torch.long, device=self.vector.device)
         self.graph: torch.cuda.CUDAGraph | None = None
 
@@ -346,8 +347,7 @@ class Program:
         entropy = -(drop * log_sigmoid(logit) + (1 - drop) * log_sigmoid(-logit))
         # λ holds the keep probability the member began with: λ / p₀ = l² / (2 N τ).
         quadratic = self.stack.weight_decay * norms / ((1 - self.stack.drop_prob.to(norms.dtype)) * (1 - drop))
-        fan_in = norms.new_tensor(self.widths[:-1])
-        return (quadratic - self.stack.kl_scale[:, None] * fan_in * entropy).sum(1)
+        return (quadratic - self.stack.kl_scale[:, None] * self._fan_in * entropy).sum(1)
 
     def _adam(self, first: float | Tensor, second: float | Tensor, rate: float | Tensor) -> None:
         """One step, given the shares of the gradient and its square in the moments and the rates."""
