@@ -305,3 +305,21 @@ def test_a_class_that_is_not_there_is_refused_as_torch_refuses_it():
     few, _ = made(lambda: (OneHot(1), None))
     with pytest.raises(RuntimeError, match=r"out of bounds|smaller than num_classes"):
         db.predict(few, x)
+
+
+class NoRegisters(nn.Module):
+    """An encoder whose number of register tokens is zero."""
+
+    def __init__(self):
+        super().__init__()
+        self.registers, self.a, self.d, self.o = nn.Parameter(torch.zeros(1, 0, 4)), nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 2)  # fmt: skip
+
+    def forward(self, x):
+        tokens = torch.cat([self.registers.expand(len(x), -1, -1), x], 1)
+        return self.o(self.d(torch.relu(self.a(tokens))).mean(1))
+
+
+def test_a_parameter_without_elements_is_no_layer_of_width_0():
+    net, x = made(lambda: (NoRegisters(), torch.randn(3, 5, 4)))
+    torch.testing.assert_close(db.draws(net, x, n_draws=5)[:, 1:2], db.draws(net, x[1:2], n_draws=5))
+    assert (db.predict(net, x).std > 0).all()

@@ -56,7 +56,8 @@ def check_modules(net: nn.Module) -> None:
     sharded = [name for name, p in net.named_parameters() if type(p).__name__ == "DTensor"]
     if sharded:
         raise ValueError(f"`net` must hold its whole weights; {sharded[0]!r} is sharded. Gather them: net.unshard().")
-    empty = [(name, tuple(p.shape)) for name, p in net.named_parameters() if not p.numel()]
+    weights = ((name, p) for name, p in net.named_parameters() if name.rpartition(".")[2] == "weight")
+    empty = [(name, tuple(p.shape)) for name, p in weights if not p.numel()]
     if empty:
         raise ValueError(f"`net` must have no layer of width 0; got {empty[0][0]} of shape {empty[0][1]}.")
 
