@@ -4,6 +4,8 @@ A branch that is no dropout (a softmax in evaluation alone, a normalisation by t
 also beside bare random numbers; a flag that the network itself keeps up or down is left where it is.
 """
 
+import os
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -349,3 +351,22 @@ def test_rows_that_depend_on_each_other_in_training_alone_are_refused(forward):
     with pytest.raises(ValueError, match="permutes its rows, or drops with a probability that depends on them all"):
         db.predict(net, x)
     assert_law(net, x, sampling=db.Sampling(row_axis=None))
+
+
+# A coin of the system -------------------------------------------------------------------------------------------------
+
+
+class CoinOfTheSystem(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.d, self.o = nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1)
+
+    def forward(self, x):
+        h = self.d(torch.relu(self.a(x)))
+        return self.o(h * 0.5 if self.training and os.urandom(1)[0] < 128 else h)
+
+
+def test_a_coin_that_no_seed_controls_is_refused_every_time():
+    for _ in range(12):
+        with pytest.raises(NotImplementedError, match="cannot be keyed to a seed"):
+            db.predict(CoinOfTheSystem(), torch.randn(5, 4))
