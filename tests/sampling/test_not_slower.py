@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import dropbayes as db
-from dropbayes.sampling import masks
+from dropbayes.sampling import masks, source
 from tests.sampling.loop import assert_law, assert_same_alone, cut, made
 
 PASSES: list[int] = []
@@ -508,3 +508,26 @@ def test_a_first_call_costs_few_passes_beside_its_draws(make):
     passes(lambda: db.predict(net, x, n_draws=20))
     *inspection, block = PASSES  # all draws are one pass
     assert len(inspection) <= 8 and max(inspection) <= 2 * 4 and block <= 32 * 20, PASSES  # two draws of four rows
+
+
+def test_the_masks_of_draws_in_turn_are_held_up_to_a_bound(monkeypatch):
+    def function(self, x):
+        for _ in range(12):
+            x = x + self.d(torch.tanh(self.a(x))) if torch.rand(1) < 0.7 else x
+        return self.o(x)
+
+    children = {"a": nn.Linear(8, 8), "d": nn.Dropout(0.1), "o": nn.Linear(8, 2)}
+    net, x = made(lambda: (Noted(function, **children), torch.randn(5, 8)))
+    expected = db.draws(net, x, n_draws=30)
+    held = list[int]()
+    of_turn = source.KeyedSource._of_turn
+
+    def noted(self, *args):
+        result = of_turn(self, *args)
+        held.append(sum(len(numbers) * numbers[0].nbytes for numbers in self._made.values()))
+        return result
+
+    monkeypatch.setattr(source, "SHARED_BYTES", 1000)
+    monkeypatch.setattr(source.KeyedSource, "_of_turn", noted)
+    assert torch.equal(db.draws(net, x, n_draws=30), expected)
+    assert 4 * 1000 < max(held) <= 8 * 1000

@@ -360,7 +360,9 @@ class KeyedSource(SiteSource):
             return None
         if key not in self._made:
             layout, shape = self._layout(site, shape)
-            is_large = len(among) * math.prod(shape) * dtype.itemsize > SHARED_BYTES
+            n_bytes = len(among) * math.prod(shape) * dtype.itemsize
+            held = sum(len(numbers) * numbers[0].nbytes for numbers in self._made.values())
+            is_large = n_bytes > SHARED_BYTES or held + n_bytes > 8 * SHARED_BYTES
             if is_large or self.spec.positions is not None or (layout is not None and layout.inner > 1):
                 return None
             make = uniform if drop_prob is None else functools.partial(keep_mask, drop_prob=drop_prob, dtype=dtype)
