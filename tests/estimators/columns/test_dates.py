@@ -44,7 +44,8 @@ def test_a_date_of_another_format_is_found_without_reading_each_alone(monkeypatc
 def test_a_year_of_two_digits_is_not_one_of_the_first_century():
     assert days_of(texts("31.12.20", "31.12.2020"), "%d.%m.%Y").tolist()[1:] == [18627.0]
     assert np.isnan(days_of(texts("31.12.20"), "%d.%m.%Y")).all()
-    assert date_format_of(texts("31.12.20", "1.2.2019")) == ""
+    with pytest.raises(ValueError, match="written otherwise"):
+        date_format_of(texts("31.12.20", "1.2.2019"))
     assert days_of(texts("2020-1-5"), date_format_of(texts("2020-1-5"))).tolist() == [18266.0]
 
 
@@ -69,8 +70,17 @@ def test_exchangeable_days_and_months_are_refused():
         date_format_of(texts("3/4/2020", "5/6/2020"))
 
 
-def test_no_common_format_is_none():
-    assert date_format_of(texts("2020-01-01", "1.2.2020")) == ""
+@pytest.mark.parametrize(
+    "cells", [("2020-01-01", "1.2.2020"), ("2020-01-01", "2020-02-30"), ("31.1.2020", "30.2.2020")]
+)
+def test_a_date_that_is_none_or_written_otherwise_is_named(cells):
+    with pytest.raises(ValueError, match=f"^'{cells[1]}' is not a day, or is written otherwise"):
+        date_format_of(texts(cells[0], *cells))
+
+
+def test_a_day_that_does_not_exist_is_not_that_of_the_next_month():
+    assert np.isnan(days_of(texts("30.2.2020", "31.4.2020"), "%d.%m.%Y")).all()
+    assert np.isnan(days_of(texts("2/30/20 10:00"), "%m/%d/%y %H:%M")).all()
 
 
 def test_what_is_written_otherwise_is_missing():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from dropbayes.runtime.arrays import Numbers
+from dropbayes.runtime.validation import quote
 
 PARTS = {
     "year": ("year",),
@@ -31,10 +33,10 @@ def is_date(texts: pa.Array) -> bool:
 
 
 def date_format_of(texts: pa.Array) -> str:
-    """The format of all texts: "iso", "iso zone", or one of `strptime`; empty if they have none in common.
+    """The format of all texts: "iso", "iso zone", or one of `strptime`.
 
     Raises:
-        ValueError: Day and month can be exchanged in every row.
+        ValueError: They have none in common, or day and month can be exchanged in every row.
 
     Example:
         >>> date_format_of(pa.array(["2020-01-31", "2020-02-29"])), date_format_of(pa.array(["31.1.2020"]))
@@ -42,13 +44,16 @@ def date_format_of(texts: pa.Array) -> str:
     """
     days = [f"{day}{year}" for day in ("%d.%m.", "%d/%m/", "%m/%d/", "%d-%m-", "%m-%d-") for year in ("%Y", "%y")]
     forms = [day + time for day in ("%Y/%m/%d", "%Y-%m-%d", *days) for time in ("", " %H:%M", " %H:%M:%S")]
-    for form in ("iso", "iso zone", *forms):
+    forms = ["iso", "iso zone", *forms]
+    for form in forms:
         if _parse(texts.slice(0, 1), form).null_count == 0 == _parse(texts, form).null_count:  # most forms fail at once
             exchanged = form.replace("%d/%m", "%m/%d").replace("%d-%m", "%m-%d")
             if exchanged != form and _parse(texts, exchanged).null_count == 0:
                 raise ValueError("day and month can be exchanged in every row; write the dates as 2020-12-31")
             return form
-    return ""
+    usual = min(forms, key=lambda form: _parse(texts[:100], form).null_count)
+    odd = texts.filter(pc.is_null(_parse(texts, usual)))[0].as_py()
+    raise ValueError(f"{quote(odd)} is not a day, or is written otherwise than others")
 
 
 def _parse(texts: pa.Array, form: str) -> pa.Array:
@@ -56,7 +61,10 @@ def _parse(texts: pa.Array, form: str) -> pa.Array:
     if form not in ("iso", "iso zone"):
         instants = pc.strptime(texts, format=form, unit="us", error_is_null=True)
         full = pc.greater_equal(pc.year(instants), 1000)  # arrow reads the year 20 of 31.12.20 as four digits, too
-        return pc.cast(pc.if_else(full, instants, None), pa.int64())
+        parts = pc.extract_regex(texts, f"^{re.sub('%.', '[0-9]+', form.replace('%d', '(?P<day>[0-9]+)'))}$")
+        # Arrow reads the 30th of February as the 1st of March.
+        exists = pc.equal(pc.day(instants), pc.cast(pc.struct_field(parts, "day"), pa.int64()))
+        return pc.cast(pc.if_else(pc.and_(full, exists), instants, None), pa.int64())
     kind = pa.timestamp("us") if form == "iso" else pa.timestamp("us", "UTC")
     try:
         return pc.cast(pc.cast(texts, kind), pa.int64())

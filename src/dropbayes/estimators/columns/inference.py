@@ -81,13 +81,10 @@ def kind_of(cells: Cells, *, decimal: str | None = None) -> Kind | Problem:
         return "boolean"
     if is_date(present):
         try:
-            form = date_format_of(present)
+            date_format_of(present)
         except ValueError as error:
             return Problem(f"holds dates such as {quote(present[0].as_py())}, in which {error}", "ignore")
-        if form:
-            return "date"
-        row = int(np.argmax(~pc.match_substring_regex(texts, r"^[0-9]").to_numpy(zero_copy_only=False).astype(bool)))
-        return Problem(f"holds dates of no common format, such as {quote(texts[row].as_py())}", "ignore")
+        return "date"
     if pc.mean(pc.match_substring_regex(present, ANY_NUMBER)).as_py() > 0.5:
         odd = ~pc.match_substring_regex(texts, ANY_NUMBER).fill_null(True).to_numpy(zero_copy_only=False)
         row = int(odd.argmax()) or first_failure(texts) or 0
