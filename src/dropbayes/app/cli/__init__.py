@@ -117,11 +117,13 @@ def _run(command: TyperGroup, arguments: list[str]) -> int:
 
 
 def _error_message(error: Exception) -> str:
+    from dropbayes.runtime.devices import is_out_of_memory
+
     match error:
         case OSError(strerror=str(reason), filename=name) if reason:
             return f"{'' if name is None else f'{str(name)!r}: '}{reason}."
-        case MemoryError():
-            return "not enough memory; try fewer rows, or a smaller --block-rows or --n-draws."
+        case _ if is_out_of_memory(error) or "int too large" in str(error):  # for any memory
+            return "not enough memory; try fewer rows, or a smaller --hidden, --block-rows or --n-draws."
         case ModuleNotFoundError(name=str(name)) if not name.startswith("dropbayes"):
             return f"the package {name!r} is needed for this: pip install {name}."
         case ValueError() | OSError() | FloatingPointError() | ImportError() if str(error):

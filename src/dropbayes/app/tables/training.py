@@ -102,6 +102,8 @@ def training_rows(
         check_name(name, table.column_names, label, argument)
         if argument != "target" and name == target:
             raise ValueError(f"`{argument}` must not name the target {quote(target)}.")
+    if both := set(reading.categorical) & set(reading.ignore):
+        raise ValueError(f"`categorical` must not name a column to `ignore`; both name {list_names(sorted(both))}.")
     tokens = tuple(dict.fromkeys([*MISSING, *reading.missing]))
     task = task or ("classification" if pa.types.is_dictionary(table[target].type) else None)
     task, y, present, notation = _targets(Cells(table[target], target, at, tokens), task, reading.decimal)
