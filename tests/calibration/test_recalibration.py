@@ -219,3 +219,12 @@ def test_impossible_maps_are_refused():
         calibration.beta_calibration(truth[:, 0], torch.ones(20))
     with pytest.raises(ValueError, match="`probability` must lie between 0 and 1"):
         calibration.beta_calibration(3 * truth[:, 0] + 1, labels == 0)
+
+
+@pytest.mark.parametrize("fit", [calibration.vector_scaling, calibration.dirichlet_calibration])
+def test_a_class_that_never_occurs_is_refused_as_an_event_is(fit):
+    p = torch.full((6, 3), 1 / 3)
+    with pytest.raises(ValueError, match=r"`labels` must hold every class: \[2\] never occur"):
+        fit(p, torch.tensor([0, 1] * 3))
+    with pytest.raises(ValueError, match=r"\[0, 2\] never occur"):  # nor with a weight of zero
+        fit(p, torch.tensor([0, 1] * 3), sample_weight=torch.tensor([0.0, 1.0] * 3))

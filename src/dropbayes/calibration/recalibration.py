@@ -150,24 +150,14 @@ def vector_scaling(probabilities: Array, labels: Array, *, sample_weight: Array 
     r"""The map with one factor and one bias per class, $\mathrm{softmax}(\mathbf w \odot \log p + \mathbf b)$.
 
     [Guo et al. 2017], fitted to the predictive probabilities `[row, class]` and class indices `[row]` of held-out rows.
-    The likelihood is concave: there is one best map.
+    The likelihood is concave: there is one best map. Every class must occur.
 
     Examples:
         >>> p = torch.tensor([[0.9, 0.1]]).repeat(10, 1)  # claims 90 %, 60 % are right
         >>> vector_scaling(p, torch.tensor([0] * 6 + [1] * 4))(p[:1]).round(decimals=3)
         tensor([[0.6000, 0.4000]])
     """
-    log_p, truth, weight = _held_out(probabilities, labels, sample_weight)
-    n_classes = log_p.shape[1]
-
-    def loss(parameters: Tensor) -> Tensor:
-        factors, bias = parameters.split(n_classes)
-        logits = log_p * factors + bias
-        # A bias common to all classes changes nothing; the small penalty selects the one of mean zero.
-        return weighted_mean(cross_entropy(logits, truth, reduction="none"), weight) + 1e-9 * bias.square().sum()
-
-    best = _minimum(loss, torch.cat([torch.ones(n_classes), torch.zeros(n_classes)]))
-    return ClassMap(torch.diag(best[:n_classes]), best[n_classes:])
+    return _class_map(probabilities, labels, sample_weight, full=False, penalty=0.0)
 
 
 @on_cpu
@@ -180,18 +170,36 @@ def dirichlet_calibration(
     off-diagonal elements of $\mathbf W$ and of $\mathbf b$. Fitted to held-out rows as `vector_scaling` is.
     """
     validation.check_positive("penalty", penalty, allow_zero=True)
-    log_p, truth, weight = _held_out(probabilities, labels, sample_weight)
-    n_classes = log_p.shape[1]
-    others = 1 - torch.eye(n_classes, dtype=torch.float64)
+    return _class_map(probabilities, labels, sample_weight, full=True, penalty=penalty)
+
+
+def _class_map(
+    probabilities: Array, labels: Array, sample_weight: Array | None, *, full: bool, penalty: float
+) -> ClassMap:
+    """The map with a full or a diagonal matrix of the least loss; every class must occur."""
+    predicted, truth = (one.detach().cpu() for one in probabilities_and_labels(probabilities, labels))
+    weight, n_classes = validation.row_weights(sample_weight, len(truth), like=predicted), predicted.shape[1]
+    if absent := set(range(n_classes)) - set(truth[weight > 0].tolist()):
+        raise ValueError(
+            f"`labels` must hold every class: {sorted(absent)} never occur, and the fit would diverge to certainty. "
+            "Add rows of them, or fit a `temperature`."
+        )
+    log_p, identity = _log(predicted), torch.eye(n_classes, dtype=torch.float64)
+
+    def map_of(parameters: Tensor) -> ClassMap:
+        matrix, bias = parameters[:-n_classes], parameters[-n_classes:]
+        return ClassMap(matrix.reshape(n_classes, n_classes) if full else torch.diag(matrix), bias)
 
     def loss(parameters: Tensor) -> Tensor:
-        matrix, bias = parameters[:-n_classes].reshape(n_classes, n_classes), parameters[-n_classes:]
-        misfit = cross_entropy(log_p @ matrix.T + bias, truth, reduction="none")
-        size = (others * matrix).square().sum() / others.sum().clamp_min(1) + bias.square().mean()
+        found = map_of(parameters)
+        misfit = cross_entropy(log_p @ found.weight.T + found.bias, truth, reduction="none")
+        others = (1 - identity) * found.weight
+        size = others.square().sum() / max(1, n_classes * (n_classes - 1)) + found.bias.square().mean()
+        # A bias common to all classes changes nothing; the small penalty selects the one of mean zero.
         return weighted_mean(misfit, weight) + (penalty + 1e-9) * size
 
-    best = _minimum(loss, torch.cat([torch.eye(n_classes).flatten(), torch.zeros(n_classes)]))
-    return ClassMap(best[:-n_classes].reshape(n_classes, n_classes), best[-n_classes:])
+    start = identity.flatten() if full else torch.ones(n_classes)
+    return map_of(_minimum(loss, torch.cat([start, torch.zeros(n_classes)])))
 
 
 @dataclass(frozen=True)
@@ -219,9 +227,7 @@ def beta_calibration(probability: Array, event: Array, *, sample_weight: Array |
     happened = validation.events("event", event, n_rows=len(p)).double().cpu()
     weight = validation.row_weights(sample_weight, len(p), like=happened)
     if len(happened[weight > 0].unique()) < 2:
-        raise ValueError(
-            "`event` must be true for some rows and false for others: otherwise the fit diverges to certainty."
-        )
+        raise ValueError("`event` must be true for some rows and false for others, or the fit diverges to certainty.")
     log_p, log_q = (_log(probability.detach().double().cpu()) for probability in (p, 1 - p))
 
     def loss(parameters: Tensor) -> Tensor:
@@ -235,11 +241,6 @@ def beta_calibration(probability: Array, event: Array, *, sample_weight: Array |
 
 def _log(probabilities: Tensor) -> Tensor:
     return probabilities.double().clamp_min(1e-12).log()  # a probability of 0 has none
-
-
-def _held_out(probabilities: Array, labels: Array, sample_weight: Array | None) -> tuple[Tensor, Tensor, Tensor]:
-    predicted, truth = (one.detach().cpu() for one in probabilities_and_labels(probabilities, labels))
-    return _log(predicted), truth, validation.row_weights(sample_weight, len(truth), like=predicted)
 
 
 def _minimum(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
