@@ -403,6 +403,12 @@ def test_a_cascade_refuses_answers_that_the_cheap_output_cannot_hold():
         decisions.cascade(torch.ones(3), cheap, costly=lambda x: 0.7 * x, threshold=0.0)
 
 
+@pytest.mark.parametrize("x", [[[1.0], [2.0]], (1.0, 2.0), None])
+def test_what_has_no_rows_to_pick_is_refused_by_a_cascade(x):
+    with pytest.raises(TypeError, match=f"`x` must be a tensor or an array of rows; got {type(x).__name__}"):
+        decisions.cascade(x, lambda x: (torch.zeros(2), torch.ones(2)), costly=lambda x: x, threshold=0.5)
+
+
 def test_numbers_and_arrays_of_numpy_do_as_well_in_a_cascade_and_a_rule():
     x = np.array([0.1, 5.0])
     output, escalated = decisions.cascade(

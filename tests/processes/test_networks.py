@@ -173,6 +173,7 @@ def test_scales_can_be_changed_by_name():
         (nn.Sequential(nn.Linear(3, 1), nn.LayerNorm(1)), "linear layers, convolutions, activations"),
         (nn.Sequential(nn.ReLU(), nn.Linear(3, 1)), "apply activations to the outputs of layers"),
         (nn.Sequential(nn.Identity()), "must have a linear layer"),
+        (nn.Linear(3, 1), r"Pass nn.Sequential\(net\)"),
         (nn.LSTM(3, 1), "`net` must run the same layers for every input"),
         (SeveralOutputs(2), "return what a layer"),
         (Residual(4, alpha=2), r"got .*add.* whose covariance is not implemented"),

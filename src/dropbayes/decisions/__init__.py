@@ -12,6 +12,7 @@ import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -262,13 +263,13 @@ def cascade(
     """
     if not isinstance(threshold, numbers.Real) or math.isnan(threshold):
         raise ValueError(f"`threshold` must be a number; got {threshold!r}.")
+    if not isinstance(x, (Tensor, np.ndarray)):
+        raise TypeError(f"`x` must be a tensor or an array of rows; got {type(x).__name__}. Convert it.")
     output, uncertainty = cheap(x)
     output, escalated = to_tensor(output, name="cheap"), DeferralRule(float(threshold), "").defers(uncertainty)
     if escalated.dim() != 1 or escalated.shape != output.shape[:1]:
-        raise ValueError(
-            f"`cheap` must return an uncertainty [row] beside its output; got {tuple(escalated.shape)} beside "
-            f"{tuple(output.shape)}."
-        )
+        got = f"{tuple(escalated.shape)} beside {tuple(output.shape)}"
+        raise ValueError(f"`cheap` must return an uncertainty [row] beside its output; got {got}.")
     if escalated.any():
         answers = to_tensor(costly(x[escalated]), name="costly")
         if answers.shape != output[escalated].shape or not torch.can_cast(answers.dtype, output.dtype):

@@ -157,6 +157,8 @@ def process_of(
         >>> bool((covariance(x) - expected).abs() < 1e-12)
         True
     """
+    if _kind(net) == "weights":
+        raise ValueError("`net` must hold its layers; got one layer itself. Pass nn.Sequential(net).")
     kept = {}
     if prior.applies_to == "stored":
         kept = {decay.name: decay.keep_prob for decay in decays(net, prior=prior, keep_probs=keep_probs)}
