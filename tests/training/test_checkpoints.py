@@ -175,7 +175,7 @@ def test_a_checkpoint_of_other_initial_weights_or_more_epochs_is_refused_and_cha
     with pytest.raises(ValueError, match=r"`checkpoint` .* belongs to a run from other initial weights"):
         interrupted(tmp_path / "c", net=other, epochs=6)
     assert torch.equal(other[0].weight, before)
-    with pytest.raises(ValueError, match=r"`epochs` must be at least the 3 that `checkpoint` .* has; got 2"):
+    with pytest.raises(ValueError, match=r"`checkpoint` .* has 3 epochs, more than the `epochs` asked for, 2. Delete"):
         interrupted(tmp_path / "c", epochs=2)
 
 

@@ -107,6 +107,22 @@ def test_bad_settings_are_refused(settings, message):
         fit(network(), x, y, likelihood=db.Gaussian(4.0), device="cpu", **settings)
 
 
+@pytest.mark.parametrize(
+    ("net", "settings", "message"),
+    [
+        (network(), {"callbacks": [3]}, r"`callbacks` must be a list of functions; got \[3\]"),
+        (network(), {"callbacks": print}, "`callbacks` must be a list of functions"),
+        (network(), {"checkpoint": 3}, "`checkpoint` must be a path or a record Checkpoint.*; got 3"),
+        (torch.sin, {}, "`net` must be an nn.Module with parameters"),
+        (network().requires_grad_(False), {}, "`net` must be .* parameters that require gradients; got a Sequential"),
+        (nn.Sequential(nn.Dropout(0.5)), {}, "`net` must be .* parameters"),
+    ],
+)
+def test_what_cannot_be_trained_called_or_written_is_refused(net, settings, message):
+    with pytest.raises(TypeError, match=message):
+        fit(net, *toy(), likelihood=db.Gaussian(4.0), device="cpu", **settings)
+
+
 @pytest.mark.parametrize("name", ["prior", "objective", "optimization", "stopping"])
 def test_what_is_not_the_record_of_its_argument_is_refused(name):
     x, y = toy()

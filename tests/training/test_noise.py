@@ -31,6 +31,14 @@ def test_a_learned_precision_ends_at_the_inverse_of_the_mean_squared_error(tmp_p
     assert resumed.precision == history.precision and torch.equal(start.weight, net.weight)
 
 
+def test_the_callers_optimiser_keeps_nothing_of_the_precision():
+    net = nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(net.parameters())
+    setting = {"likelihood": Gaussian(1.0), "objective": Objective(learn_precision=True), "device": "cpu", "epochs": 2}
+    fit(net, torch.ones(4, 2), torch.ones(4, 1), optimization=Optimization(optimizer), **setting)
+    assert optimizer.state_dict()["state"].keys() == {0, 1} and len(optimizer.state) == 2
+
+
 def test_every_output_learns_a_precision_of_its_own(tmp_path):
     torch.manual_seed(0)
     x = torch.randn(400, 2)

@@ -229,7 +229,7 @@ def test_the_alpha_divergence_goes_from_the_bound_to_the_predictive_density():
     predictive = -predictive_log_density(Gaussian(2.0), outputs, y).mean() + kl_divergence(net, prior=PRIOR) / 12
     torch.testing.assert_close(negative_elbo(net, outputs, y, alpha=1.0, **setting), predictive)
     assert bound >= negative_elbo(net, outputs, y, alpha=0.5, **setting) >= predictive  # power means are ordered
-    with pytest.raises(ValueError, match="must have a draw axis"):
+    with pytest.raises(ValueError, match=r"must be \[draw, row, ...\]"):
         negative_elbo(net, outputs[0], y, alpha=0.5, **setting)
     with pytest.raises(ValueError, match=r"`alpha` must lie in \[0, 1\]"):
         negative_elbo(net, outputs, y, alpha=2.0, **setting)

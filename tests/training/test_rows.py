@@ -64,6 +64,22 @@ def test_a_shuffling_loader_repeats_with_the_seed_and_its_own_generator_is_left_
     assert torch.equal(generator.get_state(), state)
 
 
+def test_a_sampler_of_some_rows_trains_as_those_rows_alone(tmp_path):
+    x, y = toy()
+    data, chosen = torch.utils.data.TensorDataset(x, y), list(range(0, len(x), 4))
+    options = {"likelihood": db.Gaussian(4.0), "device": "cpu", "epochs": 1, "prior": db.Prior(length_scale=9.0)}
+    sampler, batch = torch.utils.data.SubsetRandomSampler(chosen), {"batch_size": len(x)}
+    some = torch.utils.data.DataLoader(data, sampler=sampler, **batch)
+    alone = fit(network(0.0), x[chosen], y[chosen], **options, **batch)
+    assert fit(network(0.0), some, **options).loss == pytest.approx(alone.loss, rel=1e-5)
+    fit(network(), some, checkpoint=tmp_path / "c", **options)
+    other = torch.utils.data.DataLoader(
+        data, sampler=torch.utils.data.SubsetRandomSampler([i + 1 for i in chosen]), **batch
+    )
+    with pytest.raises(ValueError, match="belongs to another run"):
+        fit(network(), other, checkpoint=tmp_path / "c", **options)
+
+
 def test_a_loaders_run_resumes_bit_for_bit(tmp_path):
     x, y = toy()
     whole, broken = network(), network()

@@ -21,6 +21,14 @@ def test_the_score_is_the_log_of_the_mean_density_over_draws():
     assert stopping.score(net, rows, likelihood, 3, 0) == pytest.approx(expected, rel=1e-5)
 
 
+def test_the_score_is_the_mean_over_the_rows_that_a_loader_gives():
+    (x, y), net = toy(), network().eval()
+    whole = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=len(x) - 1, drop_last=True)
+    held_out = [EarlyStopping(rows).rows(net, torch.device("cpu")) for rows in (whole, (x[:-1], y[:-1]))]
+    scores = [EarlyStopping().score(net, rows, db.Gaussian(4.0), 3, 0) for rows in held_out]
+    assert scores[0] == pytest.approx(scores[1], rel=1e-5)
+
+
 def test_held_out_rows_must_be_a_pair():
     with pytest.raises(ValueError, match=r"`held_out` must be a pair \(x, y\).*got 3 parts"):
         EarlyStopping((1, 2, 3)).rows(network(), torch.device("cpu"))

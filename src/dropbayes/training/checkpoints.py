@@ -103,10 +103,7 @@ def load(
         remedy = "name another file, or initialise the network with the seed it had"
         raise refusal("belongs to a run from other initial weights", remedy)
     if len(run.history.loss) > epochs:
-        raise ValueError(
-            f"`epochs` must be at least the {len(run.history.loss)} that `checkpoint` {os.fspath(path)!r} has; got "
-            f"{epochs}. Delete it to start anew, or name another file."
-        )
+        raise refusal(f"has {len(run.history.loss)} epochs, more than the `epochs` asked for, {epochs}")
     optimizer.load_state_dict(state)
     net.load_state_dict(weights)
     return run

@@ -98,16 +98,22 @@ def fit(
     check_count("batch_size", batch_size)
     check_count("seed", seed, at_least=0)
     if not isinstance(likelihood, Likelihood):
-        raise TypeError(
-            f"`likelihood` must say what the output means, such as Gaussian(precision=1.0); got {likelihood!r}."
-        )
+        raise TypeError(f"`likelihood` must say what the output means, as Gaussian(1.0) does; got {likelihood!r}.")
     prior, objective = prior or Prior(), objective or Objective()
     optimization, stopping = optimization or Optimization(), stopping or EarlyStopping()
-    records = {"prior": prior, "objective": objective, "optimization": optimization, "stopping": stopping}
-    for (name, record), kind in zip(records.items(), (Prior, Objective, Optimization, EarlyStopping), strict=True):
+    file = Checkpoint(checkpoint) if isinstance(checkpoint, (str, os.PathLike)) else checkpoint
+    kinds = {"prior": Prior, "objective": Objective, "optimization": Optimization, "stopping": EarlyStopping}
+    for record, (name, kind) in zip((prior, objective, optimization, stopping), kinds.items(), strict=True):
         if not isinstance(record, kind):
             raise TypeError(f"`{name}` must be a record {kind.__name__}(...); got {record!r}.")
-    file = Checkpoint(checkpoint) if isinstance(checkpoint, (str, os.PathLike)) else checkpoint
+    if not isinstance(file, Checkpoint | None):
+        raise TypeError(f"`checkpoint` must be a path or a record Checkpoint(...); got {file!r}.")
+    if not isinstance(net, nn.Module) or not any(p.requires_grad for p in net.parameters()):
+        raise TypeError(
+            f"`net` must be an nn.Module with parameters that require gradients; got a {type(net).__name__}."
+        )
+    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
+        raise TypeError(f"`callbacks` must be a list of functions; got {callbacks!r}.")
     target = available_device(device)
     rows = training_rows(x, y, net=net, device=target, batch_size=batch_size, sample_weight=sample_weight)
     judged = stopping.rows(net, target)

@@ -137,9 +137,7 @@ def negative_elbo(
     """
     check_n_data(n_data)
     if len(y) > n_data:
-        raise ValueError(
-            f"`n_data` must count the whole training set; got {n_data!r}, fewer than the {len(y)} rows of `y`."
-        )
+        raise ValueError(f"`n_data` must count the whole training set; got {n_data!r} for {len(y)} rows of `y`.")
     misfit = row_misfit(likelihood, output, y, alpha=alpha).mean()
     return misfit + kl_divergence(net, prior=prior, keep_probs=keep_probs) / n_data
 
@@ -152,7 +150,5 @@ def row_misfit(likelihood: Likelihood, output: Tensor, y: Tensor, *, alpha: floa
     if alpha == 0:
         return -draws.mean(0)
     if len(draws) < 2:
-        raise ValueError(
-            "`output` must have a draw axis, [draw, row, ...] with two draws or more, for `alpha` above 0."
-        )
+        raise ValueError("`output` must be [draw, row, ...] with two draws or more for `alpha` above 0.")
     return -(torch.logsumexp(alpha * draws, 0) - math.log(len(draws))) / alpha

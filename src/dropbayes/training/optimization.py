@@ -60,9 +60,7 @@ class Optimization:
         check_positive("learning_rate", self.learning_rate)
         check_probability("momentum", self.momentum, closed=True)
         if self.schedule is not None and not callable(self.schedule):
-            raise ValueError(
-                f"`schedule` must be a function of the iteration; got {self.schedule!r}. Try InverseDecay(...)."
-            )
+            raise ValueError(f"`schedule` must be a function, as InverseDecay(...) is; got {self.schedule!r}.")
 
     def optimizer_of(self, net: nn.Module) -> torch.optim.Optimizer:
         """The optimiser of the network's parameters; a given one must hold no others, and not decay them."""
@@ -102,6 +100,7 @@ class Optimization:
                 group["lr"] = rate
             if log_precision is not None:
                 optimizer.param_groups.pop()
+                optimizer.state.pop(log_precision, None)
 
 
 class ModelNoise:
@@ -231,7 +230,7 @@ class EarlyStopping:
     def score(self, net: nn.Module, rows: Rows, likelihood: Likelihood, seed: int, epoch: int) -> float:
         r"""The mean of $\log \tfrac1T \sum_t p(\mathbf y \mid \widehat{\mathbf y}_t)$ [GG16, eq:predictive_dist]."""
         net.eval()
-        total = 0.0
+        total, n_rows = 0.0, 0  # a loader may leave some out
         for batch in rows.pass_through():
             if is_stochastic(net, batch.arguments):  # the same masks at every check, so that scores are comparable
                 sampled = output_tensor(draws(net, batch.arguments, n_draws=self.n_draws, seed=seed, masks="row"))
@@ -239,9 +238,8 @@ class EarlyStopping:
                 sampled = batch.output(net)[None]
             densities = likelihood.log_density(sampled, batch.y).double()
             total += float((densities.logsumexp(0) - math.log(len(densities))).sum())
+            n_rows += len(batch.y)
         if math.isnan(total):
-            raise FloatingPointError(
-                f"the held-out log-likelihood is NaN in epoch {epoch + 1}: no epoch could be called the best. Look for "
-                "NaN or extreme values in the inputs of `held_out`."
-            )
-        return total / rows.n_rows
+            reason = "look for NaN or extreme values in the inputs of `held_out`"
+            raise FloatingPointError(f"the held-out log-likelihood is NaN in epoch {epoch + 1}: {reason}.")
+        return total / n_rows

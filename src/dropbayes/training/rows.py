@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
 
 from dropbayes.likelihoods import output_tensor
 from dropbayes.runtime.arrays import to_tensor
@@ -86,7 +86,8 @@ class LoadedRows:
                 "dataset. Give the dataset __len__ and __getitem__."
             )
         self.loader, self.net, self.name, self.device = loader, net, name, device
-        self.n_rows, self.n_batches = len(loader.dataset), len(loader)  # type: ignore[arg-type]
+        of_rows: Any = loader.sampler if isinstance(loader.sampler, SubsetRandomSampler) else loader.dataset
+        self.n_rows, self.n_batches = len(of_rows), len(loader)
         self.n_data = float(self.n_rows)
         if not self.n_batches:
             raise ValueError(f"`{name}` must give at least one batch; got none of {self.n_rows} rows.")
@@ -111,7 +112,8 @@ class LoadedRows:
         """What tells these rows from others: every value if they are in memory."""
         dataset = self.loader.dataset
         values = dataset.tensors if isinstance(dataset, TensorDataset) else type(dataset).__qualname__
-        return values, self.n_rows, self.loader.batch_size, self.loader.drop_last, type(self.loader.sampler).__name__
+        kind, chosen = type(self.loader.sampler).__name__, getattr(self.loader.sampler, "indices", None)
+        return values, self.n_rows, self.loader.batch_size, self.loader.drop_last, kind, chosen
 
 
 Rows = TensorRows | LoadedRows
