@@ -107,6 +107,15 @@ def test_this_librarys_layers_are_linearised():
     torch.testing.assert_close(db.predict(net, X.double(), method="linear").std, drawn, rtol=0.03, atol=0)
 
 
+def test_several_gates_of_one_random_number_and_a_choice_of_components_are_refused():
+    keep, words = torch.tensor([0.6, 0.7, 0.8]), 'hard choice.*method="sampling"'
+    refused(lambda m, x: (x * (torch.rand(len(x), 1) < keep)).sum(-1), NotImplementedError, words)
+    for n_components in (2, 3):
+        net = nn.Sequential(db.layers.Linear(3, 2, noise=db.layers.MixtureNoise(n_components)))
+        with pytest.raises(NotImplementedError, match=words):
+            db.predict(net, X, method="linear")
+
+
 def test_a_comparison_of_random_numbers_that_chooses_is_refused():
     words = "comparison of torch.rand.*torch.bernoulli"
     refused(lambda m, x: m.head(x) * (torch.rand_like(x) < 0.7).cumsum(-1), NotImplementedError, words)

@@ -223,7 +223,7 @@ class Mixture(Family):
             return ((self.probs.log() + gumbel) / self.temperature).softmax(-1).to(self.locs.dtype)
         # One uniform for each unit, so that a sampler can stratify the choice.
         uniform = uniform_like(self.locs, *shape, 1, generator=generator)
-        return (uniform >= self.probs.detach().cumsum(0)[:-1]).sum(-1)
+        return (uniform >= self.probs.detach().cumsum(0)).sum(-1).clamp(max=len(self.probs) - 1)  # the sum is rounded
 
     def _component_parameter(self, choices: Tensor, parameter: Tensor) -> Tensor:
         """A parameter `[component, unit, column]` of each unit's component, or its mean under relaxed weights."""

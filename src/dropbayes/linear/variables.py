@@ -74,6 +74,8 @@ class SiteVariables(SiteSource):
         return drawn
 
     def gate(self, site: Variable, chance: Tensor) -> Tensor:
+        if chance.numel() > site.value.numel():  # several gates of one uniform are not independent
+            self.chooses(site, "lt")
         self.variables.remove(site)
         noise = torch.zeros_like(chance).requires_grad_()
         self.variables.append(Variable(site.site, noise, 1.0))
