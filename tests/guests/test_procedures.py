@@ -96,3 +96,10 @@ def test_nothing_random_is_refused():
     net = network(0.0)
     with pytest.raises(ValueError, match="must have dropout"):
         predict_through(net, lambda: net(X))
+
+
+@pytest.mark.parametrize("through", [each_draw, predict_through])
+def test_no_draws_at_all_are_refused(through):
+    net = network()
+    with pytest.raises(ValueError, match="`n_draws` must be a whole number, at least 1; got 0"):
+        through(net, lambda: net(X), n_draws=0)

@@ -143,6 +143,11 @@ def test_what_no_adapter_can_hold_is_refused_and_nothing_is_written(tmp_path):
     assert not list(tmp_path.rglob("adapter*"))
 
 
+def test_no_draws_at_all_are_refused(exported, tmp_path):
+    with pytest.raises(ValueError, match="`n_draws` must be a whole number, at least 1; got 0"):
+        db.language.export_adapters(exported[0], tmp_path, n_draws=0)
+
+
 def test_no_draw_is_replaced(exported):
     model, folders = exported
     before = (folders[0] / "adapter_model.safetensors").read_bytes()

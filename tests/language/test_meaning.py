@@ -35,7 +35,12 @@ def test_a_text_that_is_implied_in_one_direction_only_is_another_meaning():
 
 @pytest.mark.parametrize(
     ("texts", "log_probs", "message"),
-    [([], None, "`texts`"), ("abc", None, "`texts`"), (["a"], [0.0, 1.0], "`log_probs`")],
+    [
+        ([], None, "`texts`"),
+        ("abc", None, "`texts`"),
+        (["a"], [0.0, 1.0], "`log_probs`"),
+        (["a", "b"], [float("-inf")] * 2, "`log_probs`"),
+    ],
 )
 def test_bad_texts_are_named(texts, log_probs, message):
     with pytest.raises(ValueError, match=message):

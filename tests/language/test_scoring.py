@@ -75,6 +75,14 @@ def test_texts_are_what_their_tokens_are():
     assert judged.texts == ["w9 w10", "w11"]
 
 
+@pytest.mark.parametrize("mask", [[1, 0, 1], [0, 1, 1], [1, 1]])
+def test_an_answer_with_gaps_is_refused(mask):
+    with pytest.raises(ValueError, match="`answer_mask` must be 1, then 0 after each end"):
+        db.language.score(
+            lively("gpt2"), torch.ones(1, 3).long(), torch.ones(1, 3).long(), answer_mask=torch.tensor([mask])
+        )
+
+
 def test_texts_without_a_tokenizer_or_that_are_none_are_refused():
     with pytest.raises(TypeError, match="`inputs` of text needs the model's tokenizer"):
         db.language.generate(lively("gpt2"), "w5 w6", n_draws=2, **OPTIONS)

@@ -21,6 +21,7 @@ from dropbayes.predictive import Prediction, check_outputs
 from dropbayes.predictive.statistics import Request, RowStatistics
 from dropbayes.runtime.arrays import to_tensor
 from dropbayes.runtime.progress import ProgressBar
+from dropbayes.runtime.validation import check_count
 from dropbayes.sampling import Sampling, function_draw, split
 from dropbayes.tracing.views import checked_network
 
@@ -105,6 +106,7 @@ def each_draw(
 def _results(
     net: nn.Module, procedure: Callable[[], Any], n_draws: int, seed: int, sampling: Sampling, progress: bool | None
 ) -> Iterator[Any]:
+    check_count("n_draws", n_draws)
     with ProgressBar("draws", n_draws, unit="draws", show=progress, delay=3.0) as bar:
         for index in bar.follow(range(n_draws)):
             with one_draw(net, index, n_draws=n_draws, seed=seed, sampling=sampling):

@@ -86,9 +86,7 @@ def adapters(net: nn.Module) -> frozenset[str]:
             "constant. Undo it with net.unmerge_adapter()."
         )
     matrices = {name for name, _ in net.named_modules() if adapted_layer(net, name) is not None}
-    return _nonempty(
-        matrices, "a low-rank adapter of PEFT (merge_and_unload removes them: load them again without merging)"
-    )
+    return _nonempty(matrices, "a low-rank adapter of PEFT (merge_and_unload removes them: load them again)")
 
 
 def _block_names(net: nn.Module) -> list[str]:

@@ -23,7 +23,7 @@ from torch.utils._pytree import PyTree
 
 from dropbayes.language.blocks import adapters
 from dropbayes.layers.hooks import adapted_layer
-from dropbayes.runtime.validation import needed_for
+from dropbayes.runtime.validation import check_count, needed_for
 from dropbayes.sampling import Sampling, function_draw, sites
 
 
@@ -48,6 +48,7 @@ def export_adapters(
     """
     from safetensors.torch import save_file
 
+    check_count("n_draws", n_draws)
     peft, name = _checked_adapter(model)
     folder = pathlib.Path(folder)
     names = [f"draw-{index}" for index in range(n_draws)]

@@ -56,9 +56,8 @@ def score(
         raise TypeError(f"`answer` must be token ids [row, token]; got {answer.shape!r}.")
     if len(answer) != work.n_rows:
         raise ValueError(f"`answer` must have a row for each of the {work.n_rows} prompts; got {len(answer)}.")
-    shape = tuple(answer.shape)
-    if answer_mask is not None and answer_mask.shape != shape:
-        raise ValueError(f"`answer_mask` must have the shape of `answer`, {shape}; got {answer_mask.shape}.")
+    if answer_mask is not None and (answer_mask.shape != answer.shape or bool((answer_mask.int().diff() > 0).any())):
+        raise ValueError(f"`answer_mask` must be 1, then 0 after each end, shaped like `answer`; got {answer_mask!r}.")
     if answer_mask is None:
         n_after = (answer == work.padding).flip(-1).cumprod(-1).sum(-1, keepdim=True) - int(work.padding in work.ends)
         answer_mask = torch.arange(answer.shape[1], device=answer.device) < answer.shape[1] - n_after

@@ -201,7 +201,7 @@ def semantic_entropy(
     if not callable(equivalent):
         raise TypeError(f"`equivalent` must be a function of two texts; got {type(equivalent).__name__}.")
     weights = torch.zeros(len(texts)) if log_probs is None else torch.as_tensor(log_probs, dtype=torch.float64)
-    if weights.shape != (len(texts),) or bool(weights.isnan().any()):
+    if weights.shape != (len(texts),) or not math.isfinite(weights.max()):  # that of some may be -inf
         raise ValueError(f"`log_probs` must have a number for each of the {len(texts)} texts; got {log_probs!r}.")
     firsts: list[Text] = []
     shares: list[float] = []
