@@ -127,7 +127,7 @@ def test_gradients_are_right(ours):
 def test_bad_arguments_are_refused():
     with pytest.raises(ValueError, match=r"`drop_prob` must lie in \[0, 1\)"):
         LSTM(2, 3, drop_prob=1.0)
-    with pytest.raises(ValueError, match="`dropout` must be left at 0"):
+    with pytest.raises(ValueError, match="`dropout` must be 0; got"):
         LSTM(2, 3, num_layers=2, dropout=0.5)
     with pytest.raises(TypeError, match="a tensor or a PackedSequence"):
         GRU(2, 3)([1.0])

@@ -158,22 +158,17 @@ def parameter_groups(
     check_number("precision", precision)
     check_positive("precision", precision)
     check_n_data(n_data)
-    for name, module in structure.weight_layers(net):
-        if not structure.kl_is_weight_decay(module):
-            raise ValueError(
-                f"`net` must hold layers whose KL is a weight decay; got {type(module).__name__} {name!r}. "
-                "Add the KL to the loss instead: negative_elbo(net, output, y, likelihood=..., prior=..., n_data=...)."
-            )
-    coefficients = {}
-    for decay in decays(net, prior=prior, keep_probs=keep_probs):
+    layers, found = structure.weight_layers(net), list(decays(net, prior=prior, keep_probs=keep_probs))
+    other = [f"{type(m).__name__} {name!r}" for name, m in layers if not structure.kl_is_weight_decay(m)]
+    other += [f"{one.name!r}, computed from others" for one in found if not isinstance(one.value, nn.Parameter)]
+    if other:
+        raise ValueError(
+            f"`net` must hold plain parameters whose KL is a weight decay; got {other[0]}. "
+            "Add the KL to the loss instead: negative_elbo(net, output, y, likelihood=..., prior=..., n_data=...)."
+        )
+    for decay in found:
         check_number("prior.length_scale", decay.coefficient)
-        value = decay.value
-        if not isinstance(value, nn.Parameter):
-            raise ValueError(
-                f"`net` must hold plain parameters to decay; got {decay.name!r}, which is computed from others. "
-                "Add the KL to the loss instead: negative_elbo(net, output, y, likelihood=..., prior=..., n_data=...)."
-            )
-        coefficients[id(value)] = decay.coefficient
+    coefficients = {id(decay.value): decay.coefficient for decay in found}
     by_decay = defaultdict[float, list[nn.Parameter]](list)
     for parameter in net.parameters():
         by_decay[coefficients.get(id(parameter), 0.0) / (n_data * precision)].append(parameter)

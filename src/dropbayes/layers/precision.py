@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from dropbayes.runtime.validation import check_keep_prob, check_n_data, check_number, check_positive
+from dropbayes.runtime.validation import check_choice, check_keep_prob, check_n_data, check_number, check_positive
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -123,8 +123,7 @@ class Prior:
             check_positive("hidden_length_scale", hidden)
         for name, value in self.per_layer.items():
             check_positive(f"per_layer[{name!r}]", value, allow_zero=True)
-        if self.applies_to not in ("active", "stored"):
-            raise ValueError(f'`applies_to` must be "active" or "stored"; got {self.applies_to!r}.')
+        check_choice("applies_to", self.applies_to, ("active", "stored"))
 
     def of_weight(
         self, layer: str = "", *, parameter: str = "", first: bool = True, fan_in: int = 1, keep_prob: float = 1.0

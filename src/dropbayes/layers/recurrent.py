@@ -99,10 +99,7 @@ class _Dropped(nn.Module, ABC):
     ) -> None:
         super().__init__(*args, **kwargs)  # of the torch namesake
         if getattr(self, "dropout", 0):
-            raise ValueError(
-                f"`dropout` must be left at 0; got {self.dropout!r}. Use `drop_prob`: it drops the inputs of every "
-                "layer."
-            )
+            raise ValueError(f"`dropout` must be 0; got {self.dropout!r}. `drop_prob` drops the inputs of every layer.")
         self.set_drop_probs(drop_prob, recurrent_drop_prob)
 
     def set_drop_probs(self, drop_prob: float, recurrent_drop_prob: float | None = None) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dropbayes.linear.derivatives import Linearisation, linearise
 from dropbayes.linear.variables import MASK_KINDS
-from dropbayes.runtime.validation import check_count
+from dropbayes.runtime.validation import check_choice, check_count
 from dropbayes.sampling import (
     Block,
     Inputs,
@@ -47,8 +47,7 @@ class Linear:
     n_probes: int = 256
 
     def __post_init__(self) -> None:
-        if self.above not in ("probes", "largest"):
-            raise ValueError(f'`above` must be "probes" or "largest"; got {self.above!r}.')
+        check_choice("above", self.above, ("probes", "largest"))
         check_count("max_outputs", self.max_outputs)
         if self.n_probes < 2 or self.n_probes % 2:
             raise ValueError(f"`n_probes` must be even and at least 2; got {self.n_probes!r}.")
