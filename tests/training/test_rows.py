@@ -71,7 +71,9 @@ def test_a_sampler_of_some_rows_trains_as_those_rows_alone(tmp_path):
     sampler, batch = torch.utils.data.SubsetRandomSampler(chosen), {"batch_size": len(x)}
     some = torch.utils.data.DataLoader(data, sampler=sampler, **batch)
     alone = fit(network(0.0), x[chosen], y[chosen], **options, **batch)
-    assert fit(network(0.0), some, **options).loss == pytest.approx(alone.loss, rel=1e-5)
+    batches = torch.utils.data.BatchSampler(sampler, len(x), drop_last=False)
+    for loader in (some, torch.utils.data.DataLoader(data, batch_sampler=batches)):
+        assert fit(network(0.0), loader, **options).loss == pytest.approx(alone.loss, rel=1e-5)
     fit(network(), some, checkpoint=tmp_path / "c", **options)
     other = torch.utils.data.DataLoader(
         data, sampler=torch.utils.data.SubsetRandomSampler([i + 1 for i in chosen]), **batch

@@ -86,7 +86,8 @@ class LoadedRows:
                 "dataset. Give the dataset __len__ and __getitem__."
             )
         self.loader, self.net, self.name, self.device = loader, net, name, device
-        of_rows: Any = loader.sampler if isinstance(loader.sampler, SubsetRandomSampler) else loader.dataset
+        self.sampler: Any = getattr(loader.batch_sampler, "sampler", loader.sampler)
+        of_rows: Any = self.sampler if isinstance(self.sampler, SubsetRandomSampler) else loader.dataset
         self.n_rows, self.n_batches = len(of_rows), len(loader)
         self.n_data = float(self.n_rows)
         if not self.n_batches:
@@ -94,7 +95,7 @@ class LoadedRows:
 
     def pass_through(self) -> Iterator[Batch]:
         """All rows once, in an order that follows torch's random state."""
-        with _reseed(self.loader):
+        with _reseed(self.loader.generator, getattr(self.sampler, "generator", None)):
             for pair in self.loader:
                 parts = pair if isinstance(pair, (tuple, list)) else ()
                 if len(parts) != 2:
@@ -112,7 +113,7 @@ class LoadedRows:
         """What tells these rows from others: every value if they are in memory."""
         dataset = self.loader.dataset
         values = dataset.tensors if isinstance(dataset, TensorDataset) else type(dataset).__qualname__
-        kind, chosen = type(self.loader.sampler).__name__, getattr(self.loader.sampler, "indices", None)
+        kind, chosen = type(self.sampler).__name__, getattr(self.sampler, "indices", None)
         return values, self.n_rows, self.loader.batch_size, self.loader.drop_last, kind, chosen
 
 
@@ -120,11 +121,9 @@ Rows = TensorRows | LoadedRows
 
 
 @contextlib.contextmanager
-def _reseed(loader: DataLoader[Any]) -> Iterator[None]:
+def _reseed(*generators: torch.Generator | None) -> Iterator[None]:
     """Makes the order of the rows follow torch's random state, even if the loader has its own generator."""
-    sampler = getattr(loader, "sampler", None)
-    generators = {id(source): source for source in (loader.generator, getattr(sampler, "generator", None)) if source}
-    states = [(source, source.get_state()) for source in generators.values()]
+    states = [(source, source.get_state()) for source in dict.fromkeys(generators) if source]
     seed = int(torch.randint(2**62, ()))
     for source, _ in states:
         source.manual_seed(seed)
