@@ -91,6 +91,12 @@ def test_impossible_noises_are_refused(make, rule):
         make()
 
 
+@pytest.mark.parametrize("noise", [0.1, BernoulliNoise])
+def test_what_is_no_noise_is_refused(noise):
+    with pytest.raises(TypeError, match=r"`noise` must be a noise, such as BernoulliNoise\(0.1\); got"):
+        Linear(2, 2, noise=noise)
+
+
 @pytest.mark.parametrize("drop_prob", [0.1, 0.5])
 def test_concrete_masks_are_bernoulli_in_prediction(drop_prob):
     layer = Linear(1, 1, bias=False, noise=ConcreteNoise(drop_prob)).to(DTYPE).eval()  # the default temperature

@@ -35,6 +35,8 @@ class WeightLayer(nn.Module):
 
     def __init__(self, *args: Any, noise: Noise | None = None, row_axis: int = 0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        if not isinstance(noise, Noise | None):
+            raise TypeError(f"`noise` must be a noise, such as BernoulliNoise(0.1); got {noise!r}.")
         self.noise = BernoulliNoise() if noise is None else copy.deepcopy(noise)  # no two layers share parameters
         self.noise.attach(*self.matrix().shape, bias=self.bias is not None)
         self.row_axis = row_axis
