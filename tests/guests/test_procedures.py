@@ -103,3 +103,10 @@ def test_no_draws_at_all_are_refused(through):
     net = network()
     with pytest.raises(ValueError, match="`n_draws` must be a whole number, at least 1; got 0"):
         through(net, lambda: net(X), n_draws=0)
+
+
+@pytest.mark.parametrize("number", [float, lambda value: value.numpy()[()]], ids=["float", "numpy"])
+def test_numbers_among_the_results_are_averaged_too(number):
+    net = network()
+    found = predict_through(net, lambda: {"all": net(X).detach(), "first": number(net(X).detach()[0, 0])}, n_draws=5)
+    torch.testing.assert_close(found.mean["first"].squeeze().float(), found.mean["all"][0, 0].float())

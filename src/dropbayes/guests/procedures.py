@@ -132,7 +132,7 @@ def predict_through(
     """
     request, statistics = Request(None, tuple(quantiles), keep_draws), list[RowStatistics]()
     for result in _results(net, procedure, n_draws, seed, sampling, progress):
-        tensors, structure = split(tree_map_only(np.ndarray, to_tensor, result))
+        tensors, structure = split(tree_map_only((np.ndarray, np.generic, int, float), to_tensor, result))
         statistics = statistics or [RowStatistics(request) for _ in tensors]
         for one, tensor in zip(statistics, tensors, strict=True):
             one.add(torch.atleast_1d(tensor)[None], None)

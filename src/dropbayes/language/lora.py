@@ -70,8 +70,7 @@ def export_adapters(
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as unfinished:
         for index, draw in enumerate(names):
-            tied = Sampling(positions="tied")
-            function_draw(network, index, n_draws=n_draws, seed=seed, sampling=tied)(inputs)
+            function_draw(network, index, n_draws=n_draws, seed=seed, sampling=Sampling(positions="tied"))(inputs)
             config.save_pretrained(pathlib.Path(unfinished) / draw)
             tensors = {key: value.contiguous() for key, value in {**weights, **drawn}.items()}
             save_file(tensors, pathlib.Path(unfinished) / draw / peft.utils.SAFETENSORS_WEIGHTS_NAME)
