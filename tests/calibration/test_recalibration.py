@@ -224,7 +224,7 @@ def test_impossible_maps_are_refused():
 @pytest.mark.parametrize("fit", [calibration.vector_scaling, calibration.dirichlet_calibration])
 def test_a_class_that_never_occurs_is_refused_as_an_event_is(fit):
     p = torch.full((6, 3), 1 / 3)
-    with pytest.raises(ValueError, match=r"`labels` must hold every class: \[2\] never occur"):
+    with pytest.raises(ValueError, match=r"`labels` must hold every class; \[2\] never occur"):
         fit(p, torch.tensor([0, 1] * 3))
     with pytest.raises(ValueError, match=r"\[0, 2\] never occur"):  # nor with a weight of zero
         fit(p, torch.tensor([0, 1] * 3), sample_weight=torch.tensor([0.0, 1.0] * 3))

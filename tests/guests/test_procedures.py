@@ -110,3 +110,12 @@ def test_numbers_among_the_results_are_averaged_too(number):
     net = network()
     found = predict_through(net, lambda: {"all": net(X).detach(), "first": number(net(X).detach()[0, 0])}, n_draws=5)
     torch.testing.assert_close(found.mean["first"].squeeze().float(), found.mean["all"][0, 0].float())
+
+
+def test_one_draw_inside_another_of_the_same_network_is_refused():
+    net = network()
+    with one_draw(net, 0, n_draws=4):
+        with pytest.raises(ValueError, match="one `one_draw` at a time"), one_draw(net, 1):
+            pass
+        output = net(X)
+    assert torch.equal(output, db.function_draw(network(), 0, n_draws=4)(X))

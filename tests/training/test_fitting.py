@@ -114,7 +114,7 @@ def test_bad_settings_are_refused(settings, message):
         (network(), {"callbacks": print}, "`callbacks` must be a list of functions"),
         (network(), {"checkpoint": 3}, "`checkpoint` must be a path or a record Checkpoint.*; got 3"),
         (torch.sin, {}, "`net` must be an nn.Module with parameters"),
-        (network().requires_grad_(False), {}, "`net` must be .* parameters that require gradients; got a Sequential"),
+        (network().requires_grad_(False), {}, "`net` must be .* parameters to train; got a Sequential"),
         (nn.Sequential(nn.Dropout(0.5)), {}, "`net` must be .* parameters"),
     ],
 )

@@ -180,10 +180,7 @@ def _class_map(
     predicted, truth = (one.detach().cpu() for one in probabilities_and_labels(probabilities, labels))
     weight, n_classes = validation.row_weights(sample_weight, len(truth), like=predicted), predicted.shape[1]
     if absent := set(range(n_classes)) - set(truth[weight > 0].tolist()):
-        raise ValueError(
-            f"`labels` must hold every class: {sorted(absent)} never occur, and the fit would diverge to certainty. "
-            "Add rows of them, or fit a `temperature`."
-        )
+        raise ValueError(f"`labels` must hold every class; {sorted(absent)} never occur. Add rows of them.")
     log_p, identity = _log(predicted), torch.eye(n_classes, dtype=torch.float64)
 
     def map_of(parameters: Tensor) -> ClassMap:

@@ -48,6 +48,8 @@ def one_draw(
     state, called = plain.__dict__, False
     slots = ("forward", "_compiled_call_impl")  # of an instance: both come before those of its class
     before = {slot: state[slot] for slot in slots if slot in state}
+    if before.get("forward", net) is before.get("_compiled_call_impl"):
+        raise ValueError("`net` must be in one `one_draw` at a time: inside, it gives that draw. Leave the first.")
 
     def restore() -> None:
         for slot in slots:

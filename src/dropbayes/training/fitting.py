@@ -109,9 +109,7 @@ def fit(
     if not isinstance(file, Checkpoint | None):
         raise TypeError(f"`checkpoint` must be a path or a record Checkpoint(...); got {file!r}.")
     if not isinstance(net, nn.Module) or not any(p.requires_grad for p in net.parameters()):
-        raise TypeError(
-            f"`net` must be an nn.Module with parameters that require gradients; got a {type(net).__name__}."
-        )
+        raise TypeError(f"`net` must be an nn.Module with parameters to train; got a {type(net).__name__} without.")
     if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
         raise TypeError(f"`callbacks` must be a list of functions; got {callbacks!r}.")
     target = available_device(device)

@@ -87,9 +87,8 @@ class LoadedRows:
             )
         self.loader, self.net, self.name, self.device = loader, net, name, device
         self.sampler: Any = getattr(loader.batch_sampler, "sampler", loader.sampler)
-        of_rows: Any = self.sampler if isinstance(self.sampler, SubsetRandomSampler) else loader.dataset
-        self.n_rows, self.n_batches = len(of_rows), len(loader)
-        self.n_data = float(self.n_rows)
+        self.n_rows = len(self.sampler if isinstance(self.sampler, SubsetRandomSampler) else loader.dataset)  # type: ignore[arg-type]
+        self.n_data, self.n_batches = float(self.n_rows), len(loader)
         if not self.n_batches:
             raise ValueError(f"`{name}` must give at least one batch; got none of {self.n_rows} rows.")
 
