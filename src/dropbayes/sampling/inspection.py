@@ -424,7 +424,8 @@ def _check_rows(
         if of_batch() or prober.in_double(agrees, otherwise=of_batch(offsets=False)):
             continue  # at most a small difference of large numbers
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in probe.tensors)
-        loss = "If the scalar is a loss, leave the labels out of `x`. " if "()" in shapes else ""
+        has_scalar = any(not tensor.dim() for tensor in probe.tensors)
+        loss = "If the scalar is a loss, leave the labels out of `x`. " if has_scalar else ""
         raise _RowsDepend(
             f"`net` gives a row another output alone (shape {shapes}) than in its batch of {rows.n_rows} in evaluation "
             f"mode: its rows depend on each other. {loss}{whole_arguments(rows)}"
