@@ -122,7 +122,7 @@ def _error_message(error: Exception) -> str:
     match error:
         case OSError(strerror=str(reason), filename=name) if reason:
             return f"{'' if name is None else f'{str(name)!r}: '}{reason}."
-        case _ if is_out_of_memory(error) or "int too large" in str(error):  # for any memory
+        case _ if is_out_of_memory(error) or isinstance(error, OverflowError):  # a size beyond any memory
             return "not enough memory; try fewer rows, or a smaller --hidden, --block-rows or --n-draws."
         case ModuleNotFoundError(name=str(name)) if not name.startswith("dropbayes"):
             return f"the package {name!r} is needed for this: pip install {name}."
