@@ -520,14 +520,14 @@ def test_the_masks_of_draws_in_turn_are_held_up_to_a_bound(monkeypatch):
     net, x = made(lambda: (Noted(function, **children), torch.randn(5, 8)))
     expected = db.draws(net, x, n_draws=30)
     held = list[int]()
-    of_turn = source.KeyedSource._of_turn
+    precomputed = source.KeyedSource._precomputed
 
     def noted(self, *args):
-        result = of_turn(self, *args)
+        result = precomputed(self, *args)
         held.append(sum(len(numbers) * numbers[0].nbytes for numbers in self._made.values()))
         return result
 
     monkeypatch.setattr(source, "SHARED_BYTES", 1000)
-    monkeypatch.setattr(source.KeyedSource, "_of_turn", noted)
+    monkeypatch.setattr(source.KeyedSource, "_precomputed", noted)
     assert torch.equal(db.draws(net, x, n_draws=30), expected)
     assert 4 * 1000 < max(held) <= 8 * 1000

@@ -160,7 +160,7 @@ class KeyedSource(SiteSource):
         return x.copy_(product) if inplace and not isinstance(x, nn.Parameter) else product
 
     def _dropped(self, site: Site, x: Tensor, drop_prob: float, shape: tuple[int, ...]) -> Tensor:
-        factor = self._of_turn(site, shape, drop_prob, x.dtype, x.device)
+        factor = self._precomputed(site, shape, drop_prob, x.dtype, x.device)
         if factor is not None:
             return x * factor
         layout, inner_shape = self._layout(site, shape)
@@ -183,7 +183,7 @@ class KeyedSource(SiteSource):
         site = self._next(kind, drop_prob, shape)
         if not shape and not site.is_random:  # LayerDrop of probability 0 or 1
             return torch.full((), 0.5, dtype=torch.float64, device=device)
-        drawn = self._of_turn(site, shape, None, torch.float64, device)
+        drawn = self._precomputed(site, shape, None, torch.float64, device)
         if drawn is not None and site.layout is None:
             return drawn
         layout, inner_shape = self._layout(site, shape)
@@ -351,7 +351,7 @@ class KeyedSource(SiteSource):
         make = functools.partial(keep_mask, drop_prob=drop_prob, dtype=like.dtype, device=like.device)
         return self._numbers(site, shape, make)
 
-    def _of_turn(
+    def _precomputed(
         self, site: Site, shape: tuple[int, ...], drop_prob: float | None, dtype: torch.dtype, device: torch.device
     ) -> Tensor | None:
         """The scaled mask, or the uniforms, of one of the draws in turn, where all rows share them; otherwise None."""
