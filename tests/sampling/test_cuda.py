@@ -7,7 +7,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 import dropbayes as db
-from dropbayes.sampling.inputs import split
+from dropbayes.sampling import Keys, make_plan
+from dropbayes.sampling.inputs import as_inputs, split
 from tests.sampling.zoo import ZOO, build
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -76,3 +77,19 @@ def test_exact_rows_keep_their_bits_in_any_batch():
     whole = db.predict(net, x, n_draws=20, sampling=db.Sampling(batch_invariant=True))
     alone = db.predict(net, x[1:2], n_draws=20, sampling=db.Sampling(batch_invariant=True))
     assert torch.equal(alone.std[0], whole.std[1])
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("name", ["transformer_encoder", "convnet_with_batch_norm", "bert_sdpa", "vit"])
+def test_a_run_does_not_wait_for_the_device(name):
+    net, x = build(name)
+    net, inputs = net.cuda(), as_inputs(on_device(x), net)
+    for _ in range(2):  # the first compares rows alone and in their batch
+        for _ in (plan := make_plan(net, inputs, keys=Keys(seed=0, n_draws=20))).run(inputs):
+            pass
+    torch.cuda.set_sync_debug_mode(2)
+    try:
+        for _ in plan.run(inputs):
+            pass
+    finally:
+        torch.cuda.set_sync_debug_mode(0)

@@ -233,7 +233,7 @@ class Plan:
         if not all(agrees(outputs, one, row, 0, nearly=True) for row, one in alone.items()):
             check_batch(self.net, inputs, self.inspection)
             raise UnsupportedStrategy("a network that does otherwise with many rows")
-        self._check_operations(self.inspection, work, inputs.block(rows.start, rows.stop))
+        self._check_operations(self.inspection, work, inputs, rows)
         for out, layout in zip(outputs, self.profile.outputs, strict=False):
             if layout is None and self.spec.per_row and not inputs.is_one_row and bool((out != out[:1, :1]).any()):
                 raise ValueError('`net` drops an output that has no rows, as masks="row" needs. Pass masks="shared".')
@@ -244,11 +244,12 @@ class Plan:
             return Block(rows, draws, outputs)
         return Block(rows, draws, outputs[:-1], [mean_over_draws(outputs[-1])])
 
-    def _check_operations(self, known: Inspection, work: Work, inputs: Inputs) -> None:
+    def _check_operations(self, known: Inspection, work: Work, inputs: Inputs, rows: range) -> None:
         """Tries the strategy once more on another branch than before, which a global or an argument may have chosen."""
         if self.strategy in (FOLDED, MAPPED) and known.runs and work.runs - known.runs:
             known.strategies.clear()
-            if first_that_agrees(known, inputs, self.spec, [self.strategy]) != self.strategy:
+            some = inputs.block(rows.start, rows.stop)  # cut only now: on a GPU, that waits for all work under way
+            if first_that_agrees(known, some, self.spec, [self.strategy]) != self.strategy:
                 raise NetworkChanged("other operations, under which masks lie otherwise")
         known.runs |= work.runs
 

@@ -478,10 +478,8 @@ class KeyedSource(SiteSource):
             )  # fmt: skip
             return self._hide_pairs(spread.view(pairs.shape))
         assert layout is not None
-        drawn = self.level is None or _is_mapped(x, self.level)
-        folded = (
-            x if self.level is None else _unmapped(x, self.level, layout.axis, 1).flatten(layout.axis, layout.axis + 1)
-        )
+        drawn, axis = self.level is None or _is_mapped(x, self.level), layout.axis
+        folded = x if self.level is None else _unmapped(x, self.level, axis, 1).flatten(axis, axis + 1)
         result: Tensor = kernels.dropout(
             folded.contiguous(), self.spec.keys, self._number(site), drop_prob=drop_prob, draws=self.draws,
             rows=self._mask_rows(site), drawn=drawn, **_extents(shape, layout),
