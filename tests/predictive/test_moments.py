@@ -120,10 +120,14 @@ def test_automatic_draws_count_the_rows_that_are_done(monkeypatch):
     assert sum(counted) == 30 and len(counted) >= len(prediction.draws_used.unique())
 
 
-def test_no_draws_are_spent_where_the_moments_are_exact():
-    net, x = build("dropout_only_before_last_layer")
-    prediction = db.predict(net, x, n_draws="auto", sampling=db.Sampling(tolerance=1e-9))
+@pytest.mark.parametrize("name", ["dropout_only_before_last_layer", "in_place_result_ignored"])
+def test_no_draws_are_spent_where_the_moments_are_exact(name):
+    net, x = build(name)
+    prediction, other = (
+        db.predict(net, x, n_draws="auto", seed=seed, sampling=db.Sampling(tolerance=1e-9)) for seed in (0, 1)
+    )
     assert prediction.method == "exact" and prediction.n_draws == 0
+    assert torch.equal(prediction.std, other.std)  # of any seed
 
 
 def test_a_loader_gives_the_prediction_of_its_rows():

@@ -204,11 +204,11 @@ class KeyedSource(SiteSource):
         drawn = self.uniform("bernoulli", drop_prob, tuple(probability.shape), probability.device)
         return (drawn if self.spec.trial else drawn < probability).to(probability.dtype)
 
-    def integrate(self, x: Tensor, drop_prob: float) -> Tensor | None:
+    def integrate(self, x: Tensor, drop_prob: float, inplace: bool) -> Tensor | None:
         if not self.spec.integrate or self.site != len(self.spec.profile.sites) - 1:
             return None
         self._next("dropout", drop_prob, tuple(x.shape))
-        alias = x.view_as(x)
+        alias = x if inplace else x.view_as(x)  # the network may go on with either
         self._pending = (alias, drop_prob)
         return alias
 

@@ -22,7 +22,7 @@ def _dropout(
         return func(input, p, False)
     if unbatched_dim is not None:
         return mode.source.dropout("feature_dropout", input, p, _features(input, unbatched_dim), inplace)
-    integrated = mode.source.integrate(input, p)
+    integrated = mode.source.integrate(input, p, inplace)
     return mode.source.dropout("dropout", input, p, _shape(input), inplace) if integrated is None else integrated
 
 

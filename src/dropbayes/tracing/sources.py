@@ -75,7 +75,7 @@ class Source(ABC):
         """Whether random numbers from `generator` (None: torch's own) are the same in every forward pass."""
         return generator is not None
 
-    def integrate(self, x: Tensor, drop_prob: float) -> Tensor | None:
+    def integrate(self, x: Tensor, drop_prob: float, inplace: bool) -> Tensor | None:
         """The input of a last layer whose mask is integrated out; None to draw the mask."""
         return None
 
