@@ -136,7 +136,7 @@ def test_deferring_a_tenth_of_digits_by_mutual_information_removes_most_errors(d
     deferred, wrong = rule.defers(uncertainty[600:]), wrong[600:]
     assert wrong.sum() >= 10
     assert deferred.double().mean() < 0.14
-    assert wrong[~deferred].sum() <= 0.5 * wrong.sum()  # promised; measured: 2 of 20 remain
+    assert wrong[~deferred].sum() <= 0.5 * wrong.sum()  # promised; measured: 5 of 22 remain
 
 
 def test_deferral_for_risk_keeps_digits_under_two_percent_wrong(digits):
@@ -365,7 +365,7 @@ def test_weighing_costs_on_breast_cancer_costs_less_than_the_most_probable_class
 
 
 def test_recalibration_and_conformal_intervals_mend_overconfidence_on_diabetes():
-    # The draws of a network without its noise precision are over-confident: 90 % intervals hold 40 %.
+    # The draws of a network without its noise precision are over-confident: 90 % intervals hold 34 %.
     x, y = small_networks.standardised("diabetes")
     found = {"raw": [], "scaled": [], "conformal": [], "gain": []}
     for seed in range(3):
