@@ -27,10 +27,10 @@ from dropbayes.runtime.validation import row_weights
 class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
     r"""Classification by an ensemble of dropout networks whose probabilities are averaged over draws [GG16].
 
-    The parameters are those of `DropoutRegressor`, without `noise`; the weight decay is relative to the mean
-    cross-entropy. The logits of every draw, relative to the class shares, are divided by a temperature fitted to
-    held-out rows: where these show the networks to be over-confident, probabilities move towards the shares. Where they
-    show trees to know more, the log-probabilities of a forest and of boosted trees are added with a weight.
+    The parameters are those of `DropoutRegressor`, without `noise` and `target_transform`; the weight decay is relative
+    to the mean cross-entropy. The logits of every draw, relative to the class shares, are divided by a temperature
+    fitted to held-out rows: where these show the networks to be over-confident, probabilities move towards the shares.
+    Where they show trees to know more, the log-probabilities of randomised and boosted trees are added with weights.
 
     Args:
         class_weight: The weight of each class, as a mapping from label to weight, or "balanced" for weights inversely

@@ -160,8 +160,7 @@ def _check_link(likelihood: Categorical | Bernoulli, link: str, rule: str, holds
 class Poisson(Likelihood):
     r"""Counts: $p(y \mid \widehat y) = e^{-\lambda} \lambda^y / y!$ with the rate $\lambda = \exp(\widehat y)$.
 
-    The network gives the logarithm of the rate, as for `PoissonNLLLoss` by default. `y` holds counts in the
-    output's shape.
+    The network gives the log of the rate, as for `PoissonNLLLoss` by default; `y` holds counts in the output's shape.
 
     Example:
         >>> Poisson().mean(torch.zeros(1, 1)), Poisson().variance(torch.zeros(1, 1))
@@ -171,7 +170,8 @@ class Poisson(Likelihood):
     def mean(self, output: Tensor) -> Tensor:
         return output.exp()
 
-    variance = mean
+    def variance(self, output: Tensor) -> Tensor:
+        return output.exp()
 
     def log_density(self, output: Tensor, y: Tensor) -> Tensor:
         counts = checked_targets(output, y).to(output.dtype)

@@ -17,8 +17,8 @@ class Detection(Printed):
     """How well each uncertainty tells rows of another kind from known ones; prints as a table."""
 
     scores: dict[str, dict[str, float]]
-    """By uncertainty: `auroc`, `fpr_at_95` (the share of the other rows among which 95 % of the known ones would pass)
-    and `average_precision`."""
+    """By uncertainty: `auroc`, `fpr_at_95` (the share of the other rows that pass where 95 % of the known ones do) and
+    `average_precision`."""
     n_known: int  #: The number of known rows.
     n_other: int  #: The number of rows of another kind.
 

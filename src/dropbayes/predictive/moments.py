@@ -77,7 +77,7 @@ def predict(
         n_draws: The number of draws $T$, or "auto" to draw until the tolerance of `sampling` is met, or its
             `max_draws` are made.
         seed: The seed of the masks: the same seed and `n_draws` give the same prediction.
-        likelihood: The observation model: `Gaussian`, `HeteroscedasticGaussian`, `Categorical`; None for raw outputs.
+        likelihood: The observation model, one of `dropbayes.likelihoods` such as `Gaussian`; None for raw outputs.
             For a network with several outputs a dict or sequence with one for each, or None, as the output has them.
         masks: "shared" for one mask per draw, "row" for fresh masks for every row.
         quantiles: The level in (0, 1), or levels, of quantiles over draws; holds the draws of a tile of rows in memory.
