@@ -62,7 +62,7 @@ def test_predict_agrees_with_the_classifier(models):
 
 def test_a_coverage_that_changes_nothing_is_noted(models, tmp_path):
     for name, noted in (("classes", True), ("numbers", False)):
-        result = run("predict", models / name, models / "train.csv", "-o", tmp_path / "out.csv", "--coverage", "0.5")
+        result = run("predict", models / name, models / "train.csv", "-o", tmp_path / "out.csv", "--coverage", "0.95")
         assert ("--coverage is that of intervals and of conformal sets" in result.err) == noted
 
 

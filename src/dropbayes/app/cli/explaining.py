@@ -336,9 +336,7 @@ def scores_of(columns: Mapping[str, NumpyArray]) -> tuple[dict[str, ScoreValue],
     return values, {name: one.value for name, one in constant.items()}
 
 
-def reasons(
-    model: Model, x: NumpyArray, background: NumpyArray | None = None, *, n_rows: int = 5
-) -> list[dict[str, Any]]:
+def reasons(model: Model, x: NumpyArray, background: NumpyArray | None, *, n_rows: int) -> list[dict[str, Any]]:
     """Why a model predicts what it does and why it is unsure, for the rows it is least sure of.
 
     Both are Shapley values of the columns against the background, by default the mean of the training rows.

@@ -64,8 +64,8 @@ def delimiter_character(text: str | None) -> str | None:
     return character
 
 
-def proportion(value: float) -> float:
-    if not 0 < value < 1:
+def proportion(value: float | None) -> float | None:
+    if value is not None and not 0 < value < 1:
         raise typer.BadParameter(f"must lie between 0 and 1; got {value:g}")
     return value
 
@@ -100,7 +100,7 @@ Method = Annotated[
 AllowNew = Annotated[bool, flag("--allow-new", help="Encode unseen categories as all zeros instead of failing.")]
 BlockRows = Annotated[int | None, count(help="Rows of a Parquet file read at a time; does not change the result.")]
 Coverage = Annotated[
-    float, typer.Option(help="Probability that an interval contains the outcome.", metavar="X", callback=proportion)
+    float | None, typer.Option(help="How often an interval holds the outcome (0.95).", metavar="X", callback=proportion)
 ]
 Decimal = Annotated[
     Literal[".", ","] | None, column(help="Decimal mark, . or , (detected by default).", metavar="CHAR")

@@ -27,7 +27,7 @@ def predict(
     output: Annotated[
         str, options.output(help="A .csv or .parquet file, or with --engine a folder; - is CSV on standard output.")
     ],
-    coverage: options.Coverage = 0.95,
+    coverage: options.Coverage = None,
     n_draws: Annotated[
         str | None,
         typer.Option(
@@ -88,11 +88,10 @@ def predict(
         as_parquet = is_parquet(output)  # a wrong name is refused before a model is read
     fitted = app.load(model)
     limit = max_draws or 10_000
-    predictor = app.Predictor(
-        fitted, n_draws=draws, seed=seed, coverage=coverage, allow_new=allow_new, method=method, max_draws=limit
-    )
+    predictor = app.Predictor(fitted, n_draws=draws, seed=seed, allow_new=allow_new, method=method, max_draws=limit)
+    predictor = predictor.with_settings(coverage=coverage)
     covered = {"lower", "labels"} & set(predictor.column_names)
-    if coverage != 0.95 and not covered:
+    if coverage is not None and not covered:
         note("--coverage is that of intervals and of conformal sets; these probabilities have neither, and stay.")
     if engine is not None:
         from dropbayes.app.distributed import predict_parquet
@@ -126,7 +125,7 @@ def predict(
 
         write_tables(output, predicted(), delimiter=source.delimiter, decimal=decimal)
     found = {"output": output, "n_rows": n_rows, "n_outside": n_outside, "columns": added, "method": method}
-    found |= {"n_draws": predictor.total_draws} | ({"coverage": coverage} if covered else {})
+    found |= {"n_draws": predictor.total_draws} | ({"coverage": predictor.coverage} if covered else {})
     found["calibration"] = fitted.origin.get("calibration", {}).get("method")
     lines = [f"{count(n_rows, 'row')} predicted, written to {bold(output)}"]
     if output != "-":
@@ -305,7 +304,7 @@ def report(
 def explain(
     model: options.ModelFolder,
     data: Annotated[str | None, typer.Argument(metavar="[DATA]", help="A CSV or Parquet file of rows.")] = None,
-    rows: Annotated[int, typer.Option(help="How many rows to explain: those it is least sure of.", min=1)] = 5,
+    rows: Annotated[int | None, options.count(help="Rows to explain, the least sure ones; 5 by default.")] = None,
     background: Annotated[
         str | None, options.file(help="Rows to compare with, such as those of training; by default their mean alone.")
     ] = None,
@@ -325,7 +324,7 @@ def explain(
     from dropbayes.app.cli import explaining
     from dropbayes.app.cli.rows import whole_table
 
-    if data is None and (background or allow_new or delimiter or encoding or rows != 5):
+    if data is None and (background or allow_new or delimiter or encoding or rows):
         raise typer.BadParameter("are for rows to explain; name a table", param_hint="'--rows, --background ...'")
     fitted = app.load(model)
     if data is None:
@@ -335,7 +334,7 @@ def explain(
     reading: dict[str, Any] = {"delimiter": delimiter, "encoding": encoding, "allow_new": allow_new, "judged": False}
     typical = None if background is None else whole_table(fitted, background, title="background", **reading).encoded.x
     given = whole_table(fitted, data, **reading)
-    found = explaining.reasons(fitted, given.encoded.x, typical, n_rows=rows)
+    found = explaining.reasons(fitted, given.encoded.x, typical, n_rows=rows or 5)
     for one in found:
         one["place"] = given.place(one["row"])
         for name, part in one["columns"].items():
