@@ -228,3 +228,19 @@ def test_a_table_as_python_writes_it_is_read_with_its_delimiter_if_no_other_fits
 )
 def test_the_delimiter_of_what_people_write(text, delimiter):
     assert delimiter_of(text) == delimiter
+
+
+@pytest.mark.parametrize("text", ['[\n    {"a": 1}]', ' \n{"a": 1}\n{"a": 2}\n', '\ufeff{\n  "a": {"0": 1}}'])
+def test_json_is_told_however_it_is_indented(tmp_path, text):
+    (tmp_path / "table.json").write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"table.json is JSON, which is not read"):
+        open_table(tmp_path / "table.json")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-32"])
+def test_a_wide_encoding_that_is_not_found_by_itself_may_be_named(tmp_path, encoding):
+    (tmp_path / "table.csv").write_bytes("a,b\n1,2\n".encode(encoding))
+    with pytest.raises(ValueError, match=r"line 1: holds a NUL byte; this is no text, or needs its `encoding`"):
+        open_table(tmp_path / "table.csv")
+    with open_table(tmp_path / "table.csv", encoding=encoding) as source:
+        assert source.names == ("a", "b")

@@ -27,17 +27,15 @@ from dropbayes.runtime.formatting import count
 from dropbayes.runtime.validation import quote
 
 _BLOCK_BYTES = 2**20  # of a CSV file, parsed at a time; no row may be longer
-_FOREIGN = {
-    b"PAR1": "Parquet, which cannot be read from a stream; name the file instead",
-    b"ARROW1": "a Feather file, which is not read: save the table as CSV or Parquet",
-    b"PK\x03\x04": "an Excel workbook or a zip archive, which is not read: save the sheet as CSV",
+_FOREIGN: dict[bytes | tuple[bytes, ...], str] = {  # by how such files begin, in small letters and without blanks
+    b"par1": "Parquet, which cannot be read from a stream; name the file instead",
+    b"arrow1": "a Feather file, which is not read: save the table as CSV or Parquet",
+    b"pk\x03\x04": "an Excel workbook or a zip archive, which is not read: save the sheet as CSV",
     b"\xd0\xcf\x11\xe0": "an Excel workbook, which is not read: save the sheet as CSV",
-    b"\xfd7zXZ\0": "compressed with xz, which is not read: unpack it with unxz, or compress it with gzip or zstd",
-    b"<!doctyp": "a web page, perhaps one that asks for a login: download the table itself",
-    b"<html": "a web page, perhaps one that asks for a login: download the table itself",
-    b"[{": "JSON, which is not read: save the table as CSV or Parquet",
-    b'{"': "JSON, which is not read: save the table as CSV or Parquet",
-    b"%PDF": "a PDF, which is not read: save the table as CSV or Parquet",
+    b"\xfd7zxz\0": "compressed with xz, which is not read: unpack it with unxz, or compress it with gzip or zstd",
+    (b"<!doctyp", b"<html"): "a web page, perhaps one that asks for a login: download the table itself",
+    (b"[{", b'{"'): "JSON, which is not read: save the table as CSV or Parquet",
+    b"%pdf": "a PDF, which is not read: save the table as CSV or Parquet",
 }
 
 
@@ -174,9 +172,10 @@ class _CsvSource(Source):
         start = self._raw.read(8)
         compressions = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2"}
         self._compression = next((name for magic, name in compressions.items() if start.startswith(magic)), None)
-        start = self._open().read(8)
+        start = self._open().read(64)
+        shown = b"".join(start.lower().removeprefix(codecs.BOM_UTF8).split())  # JSON may be indented
         for magic, what in _FOREIGN.items():
-            if start.lower().startswith(magic.lower()):
+            if shown.startswith(magic):
                 raise ValueError(f"{self.label} is {what}.")
         if encoding is None and start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             encoding = "utf-16"
@@ -299,7 +298,7 @@ class _CsvSource(Source):
             except UnicodeDecodeError as error:
                 raise self._bad_byte(error, "UTF-8", line=number, n_before=n_before) from None
             if "\0" in text:
-                what = "holds a NUL byte; this is no text file, or a damaged one"
+                what = "holds a NUL byte; this is no text, or needs its `encoding`, such as utf-16-le or utf-32"
                 raise ValueError(f"{self.label}, line {number}: {what}.") from None
             n_before += len(line)
             yield text
