@@ -230,6 +230,13 @@ def test_the_delimiter_of_what_people_write(text, delimiter):
     assert delimiter_of(text) == delimiter
 
 
+@pytest.mark.parametrize("setting", [{"delimiter": ";"}, {"encoding": "cp1252"}])
+def test_a_setting_of_csv_is_refused_for_parquet(tmp_path, setting):
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "table.parquet")
+    with pytest.raises(ValueError, match=r"table.parquet is Parquet, which has no `delimiter` or `encoding`"):
+        open_table(tmp_path / "table.parquet", **setting)
+
+
 @pytest.mark.parametrize("text", ['[\n    {"a": 1}]', ' \n{"a": 1}\n{"a": 2}\n', '\ufeff{\n  "a": {"0": 1}}'])
 def test_json_is_told_however_it_is_indented(tmp_path, text):
     (tmp_path / "table.json").write_text(text, encoding="utf-8")

@@ -130,6 +130,8 @@ def open_table(path: str | os.PathLike[str], *, delimiter: str | None = None, en
         if not path.is_file():  # a pipe
             return _CsvSource(_read_whole(file), path.name, delimiter, encoding)
         if file.read(4) == b"PAR1" or path.suffix.lower() in (".parquet", ".pq"):
+            if delimiter is not None or encoding is not None:
+                raise ValueError(f"{path.name} is Parquet, which has no `delimiter` or `encoding`; leave them out.")
             return _ParquetSource(path)
     return _CsvSource(path, path.name, delimiter, encoding)
 
