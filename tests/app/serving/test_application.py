@@ -396,3 +396,10 @@ def test_records_in_raw_bytes_are_refused(server):
     body = json.dumps({**asked, "parameters": {"binary_data_output": True}})
     status, _, answer = server.ask("POST", "/v2/models/numbers/records", body)
     assert status == 400 and b"records are answered as JSON" in answer
+
+
+@pytest.mark.slow
+def test_probabilities_without_sets_are_answered_without_a_coverage(models):
+    with live_server(models / "classes") as live:
+        used = live.infer(columns_request(COLUMNS, coverage=0.5))[1]["parameters"]
+    assert used.keys() == {"method", "n_draws", "seed"}

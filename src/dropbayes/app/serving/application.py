@@ -142,7 +142,8 @@ class Service:
             prediction = await self._prediction(request, predictor, rows.x)
             outputs = all_outputs(prediction, rows, predictor, defer_above=asked.parameters.defer_above)
             self.metrics.take_rows(model.name, uncertainty(prediction), outputs.get("deferred"))
-            names = ("method", *given) if predictor.method == "sampling" else ("method", "coverage")
+            names = ["method", *(("n_draws", "seed") if predictor.method == "sampling" else ())]
+            names += ["coverage"] if {"lower", "labels"} & outputs.keys() else []  # probabilities alone have none
             used = {name: getattr(predictor, name) for name in names}
             head = {"model_name": model.name, "model_version": model.version, "parameters": used}
 
