@@ -163,6 +163,28 @@ def test_the_masks_of_rows_that_are_sorted_meanwhile_stay_with_them(descending):
     torch.testing.assert_close(db.predict(net, x, method="linear").std, expected)
 
 
+PUT_BACK = {
+    "index": lambda h, order: h[order.argsort()],
+    "index_copy": lambda h, order: torch.empty_like(h).index_copy(0, order, h),
+    "scatter": lambda h, order: torch.empty_like(h).scatter(0, order[:, None].expand_as(h), h),
+}
+
+
+@pytest.mark.parametrize("put_back", PUT_BACK.values(), ids=PUT_BACK)
+@pytest.mark.parametrize("by_draw", [True, False])
+def test_rows_that_are_sorted_among_those_of_all_draws_keep_their_masks(by_draw, put_back):
+    def forward(m, x):
+        h = m.a(m.d(x))
+        order = (h if by_draw else x)[:, 0].argsort()
+        return m.o(put_back(m.d(torch.tanh(h[order])), order))
+
+    for seed in range(3):  # of other rows, some come to stand where they were
+        torch.manual_seed(seed)
+        net, x = Module(forward, a=nn.Linear(4, 8), d=nn.Dropout(0.5), o=nn.Linear(8, 2)), torch.randn(3, 4)
+        assert [method(net, x[:1]), method(net, x)] == ["mapped", "mapped"]  # folded, draws would be sorted together
+        torch.testing.assert_close(db.draws(net, x[:1], n_draws=6), db.draws(net, x, n_draws=6)[:, :1])
+
+
 def test_the_masks_of_rows_that_are_reversed_meanwhile_stay_with_them():
     net = Module(
         lambda m, x: m.o(m.d(m.a(x).flip(0)).flip(0)), a=nn.Linear(4, 8), d=nn.Dropout(0.01), o=nn.Linear(8, 2)

@@ -252,9 +252,8 @@ def _numbered_words(keys: Keys, site: int, draws: range, rows: range | None, num
         streams = _hash(keys.stream(site, _DRAW), draws.start, draws.stop, device)[:, None]
         if rows is None:
             return _halves(streams, numbers)
-        return torch.stack(
-            [_halves(_hash_numbers(streams, streams.new_tensor([row + 1])), numbers) for row in rows], dim=1
-        )
+        own = [_halves(_hash_numbers(streams, streams.new_tensor([row + 1])), numbers) for row in rows]
+        return torch.stack(own, dim=1)
     choice = _hash_numbers(keys.stream(site, _UNIT), numbers)
     if rows is None:
         return _lattice(keys, draws, choice) + choice.to(torch.int32)
@@ -306,17 +305,13 @@ def permuted_lattices(n_draws: int, device: torch.device) -> Tensor:
     spec = ("lattices", n_draws, device)
     table = _cache.get(spec)
     if table is None:
-        table = _new_lattices(n_draws, device)
+        count = max(1, min(_MAX_PERMUTATIONS, _TABLE_ENTRIES // n_draws))
+        with _plain_tensors():
+            words = _hash(_PERMUTATION_KEY, 0, count * n_draws, torch.device("cpu"))
+            points = (words.reshape(count, n_draws).argsort(dim=1) * 2**32) // n_draws - 2**31
+            table = torch.cat([points, points], dim=1).to(torch.int32).to(device)
         _cache.put(spec, table)
     return table
-
-
-@_plain_tensors()
-def _new_lattices(n_draws: int, device: torch.device) -> Tensor:
-    count = max(1, min(_MAX_PERMUTATIONS, _TABLE_ENTRIES // n_draws))
-    order = _hash(_PERMUTATION_KEY, 0, count * n_draws, torch.device("cpu")).reshape(count, n_draws).argsort(dim=1)
-    points = (order * 2**32) // n_draws - 2**31
-    return torch.cat([points, points], dim=1).to(torch.int32).to(device)
 
 
 def _hash_rows(key: int | Tensor, rows: range, units: int, device: torch.device) -> Tensor:

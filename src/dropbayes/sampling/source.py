@@ -440,8 +440,7 @@ class KeyedSource(SiteSource):
     def _among_rows(self, value: Tensor, layout: RowLayout, n_leading: int) -> Tensor:
         """`[draw, (row,) ...]` with the draws (and rows) right before the axis that holds rows; mapped draws hidden."""
         if not self.folded and self.level is not None:
-            value = _add_batch_dim(value, 0, self.level)
-            value = value.unsqueeze(0)
+            value = _add_batch_dim(value, 0, self.level).unsqueeze(0)
         leading = list(range(n_leading))
         return value.movedim(leading, [layout.axis + offset for offset in leading])
 

@@ -96,11 +96,12 @@ def first_that_agrees(inspection: Inspection, inputs: Inputs, spec: MaskSpec, ca
     if not rows.is_one_row:
         rows = replace(rows, leaves=tuple(rows.rows([0, rows.n_rows - 1, 0, 0])), n_rows=4)
     second = min(1, rows.n_rows - 1)
-    # The network's own comparison may leave a few units but two values, which those of others may have by chance.
+    # By chance, a few units may have but the two values of others, by the network's own comparison; and a row that is
+    # sorted among those of all draws may come to stand where it was, though not under every draw.
     few = any(
         s.kind in ("rand", "bernoulli") and 1 < math.prod(s.shape) <= _MAX_TRIED_UNITS for s in spec.profile.sites
     )
-    n_draws = 8 if few else 2
+    n_draws = 8 if few or spec.profile.reorders else 2
     spec = replace(spec, keys=Keys(spec.keys.seed, n_draws, spec.keys.sampler), integrate=False, trial=True)
 
     def run(strategy: Strategy, rows: Inputs = rows, network: Any = inspection.network, *, alone: bool = False) -> Any:

@@ -154,5 +154,4 @@ class SiteNames:
 
 def is_checkpointed() -> bool:
     """Whether torch.utils.checkpoint runs the code that is running, and so runs it again for its gradient."""
-    stack = traceback.walk_stack(None)
-    return any(frame.f_globals.get("__name__") == "torch.utils.checkpoint" for frame, _ in stack)
+    return any(f.f_globals.get("__name__") == "torch.utils.checkpoint" for f, _ in traceback.walk_stack(None))

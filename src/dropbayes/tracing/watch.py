@@ -45,6 +45,7 @@ class Watch(TorchDispatchMode):
         self.writes_input = False
         self.has_dynamic_shapes = False  # a shape depends on values of the rows or of a site
         self.selects_parts = False  # and entries are then taken from an axis of several: of a row, some of its parts
+        self.reorders = False  # entries are taken or put by indices that depend on values: rows may be sorted
         self.peak_bytes = self.peak_suffix_bytes = 0
         self._rows = _memory(rows)
         self._inputs = {*self._rows, *map(storage, whole)} - {0}
@@ -100,7 +101,7 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: Arguments = (), kwargs: NamedArguments | None = None
     ) -> PyTree:
-        kwargs = kwargs or {}
+        kwargs, name = kwargs or {}, func.overloadpacket.__name__
         given = {key for tensor in _tensors((*args, *kwargs.values())) if (key := storage(tensor))}
         tags, by_generator = func.tags, False
         is_random = torch.Tag.nondeterministic_seeded in tags and _draws(func, args, kwargs)
@@ -114,12 +115,17 @@ class Watch(TorchDispatchMode):
                 self.unaccounted.append(func.overloadpacket.__name__)
         drawn, rowed = _marks(given, self._drawn), _marks(given, self._rowed)
         if torch.Tag.data_dependent_output in tags and args:
-            is_number = func.overloadpacket.__name__ != "equal" and args[0].dtype != torch.bool
+            is_number = name != "equal" and args[0].dtype != torch.bool
             self.note_read(args[0], number=is_number)
         is_sized = (drawn or rowed) and torch.Tag.dynamic_output_shape in tags and _selects(func, args)
         self.has_dynamic_shapes |= is_sized
         is_sized |= bool(args) and isinstance(args[0], Tensor) and _marks({storage(args[0])}, self._sized)
         self.selects_parts |= self.has_dynamic_shapes and _takes_first(func, args)
+        if (drawn or rowed) and any(word in name for word in ("index", "gather", "scatter", "take")):
+            indices = {storage(index) for index in _tensors(args[1:]) if index.dtype == torch.int64}
+            known = self._drawn | self._rowed
+            by_value = bool(indices) and all(_marks({index}, known) for index in indices)
+            self.reorders |= by_value and _marks(given - indices, known)
         written = _written(func, args, kwargs) if func._schema.is_mutable else set[int]()
         for key in written & self._shared.keys():
             raise SharedWrite(self._shared[key])
