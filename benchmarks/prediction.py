@@ -108,8 +108,8 @@ class Recurrent(nn.Module):
         return self.head(self.lstm(x)[0][:, -1])
 
 
-def transformer() -> nn.Module:
-    return nn.TransformerEncoder(nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True), 6)
+def transformer(width: int = 256, depth: int = 6) -> nn.Module:
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True), depth)
 
 
 class Tokens(nn.Module):
@@ -123,12 +123,11 @@ class Tokens(nn.Module):
         return self.model(inputs_embeds=x).last_hidden_state[:, 0]
 
 
-def bert() -> nn.Module:
+def bert(width: int = 256, depth: int = 4) -> nn.Module:
     from transformers import BertConfig, BertModel
 
-    return Tokens(
-        BertModel(BertConfig(hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024))
-    )
+    sizes = {"hidden_size": width, "num_hidden_layers": depth, "intermediate_size": 4 * width}
+    return Tokens(BertModel(BertConfig(num_attention_heads=4, **sizes)))
 
 
 class Images(nn.Module):
@@ -241,6 +240,9 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int, int, dict[
     "U-Net 16 wide, 64x64, N=2": (lambda: UNet(16, 3, 0.5), (2, 3, 64, 64), 20, 3, {"sampling": db.Sampling(batch_invariant=False)}, 1),
     "BERT-like 4x256, S=64, N=4": (bert, (4, 64, 256), 12, 3, {}, 1),
     "ViT-like 4x192, 96x96, N=4": (Images, (4, 3, 96, 96), 12, 3, {}, 1),
+    "Transformer 4x128, S=32, N=4": (lambda: transformer(128, 4), (4, 32, 128), 20, 5, {}, 1),
+    "BERT-like 6x128, S=32, N=16": (lambda: bert(128, 6), (16, 32, 128), 50, 3, {}, 1),
+    "BERT-like 6x128, S=32, N=1": (lambda: bert(128, 6), (1, 32, 128), 20, 5, {}, 1),
     **ONE_AT_A_TIME,
 }  # fmt: skip
 
