@@ -24,7 +24,7 @@ from dropbayes.runtime.devices import autocast_dtype
 from dropbayes.sampling.inputs import Inputs, as_inputs, cloned_leaves, split
 from dropbayes.sampling.layouts import Layouts, output_layouts, row_of, site_layouts, site_names, whole_arguments
 from dropbayes.sampling.masks import named_site
-from dropbayes.sampling.probes import Probe, ProbeFailed, Prober, equal_but_for_rounding
+from dropbayes.sampling.probes import Probe, ProbeFailed, Prober, RowsDepend, equal_but_for_rounding
 from dropbayes.sampling.profile import Profile
 from dropbayes.sampling.sequences import form, with_positions
 from dropbayes.sampling.settings import Sampling, check_sampling
@@ -155,7 +155,7 @@ def _compared_rows(prober: Prober, rows: Inputs, flags: Flags | None, outputs: L
     probes = {row: _probe_alone(prober, rows, row, flags) for row in range(rows.n_rows)}
     try:
         _check_rows(prober, rows, flags, outputs, prober(rows.leaves, flags), probes)
-    except _RowsDepend as error:
+    except RowsDepend as error:
         raise ValueError(str(error)) from None
     return list(probes.values())
 
@@ -197,15 +197,11 @@ def _inspect_in(net: nn.Module, inputs: Inputs, ignored: tuple[str, ...], positi
             return _inspect_with(replace(prober, owns_parameters=True, views={}), positions)
 
 
-class _RowsDepend(Exception):
-    """Rows that give another output in a batch than alone."""
-
-
 def _inspect_with(prober: Prober, positions: bool) -> Inspection:
     rows, plain = _evaluation_probe(prober)
     try:
         return _inspect_rows(prober, positions, rows, plain)
-    except _RowsDepend as error:
+    except RowsDepend as error:
         if prober.inputs.n_rows > 1:
             raise ValueError(str(error)) from None
     # The only row is right alone, however a batch would be.
@@ -225,10 +221,7 @@ def _inspect_rows(prober: Prober, positions: bool, rows: Inputs, plain: Probe) -
         alone, other = (_probe_alone(prober, rows, row, flags) for row in (0, 1))
         probes += [alone, other]
         sites, together = _sites_of_rows(probes, rows.n_rows)
-        try:
-            outputs = output_layouts(alone, chosen, rows.n_rows)
-        except ValueError as error:
-            raise _RowsDepend(str(error)) from None
+        outputs = output_layouts(alone, chosen, rows.n_rows)
         if chosen.host.moved and not plain.host.moved:  # rows that draw from a generator are seen in evaluation mode
             singles = {row: _probe_alone(prober, rows, row, None) for row in (0, 1)}
             _check_rows(prober, rows, None, outputs, plain, singles)
@@ -268,7 +261,7 @@ def _sites_of_rows(probes: list[Probe], n_rows: int) -> tuple[tuple[Site, ...], 
         pairs = [(a, b) for a, b in zip(alone.recorder.sites, batch.recorder.sites, strict=False) if a.name == b.name]
         other = any(a.drop_prob != b.drop_prob and "rand" not in a.kind for a, b in pairs) and not batch.host.moved
         if other or any(site.kind == "randperm" and site.layout for site in sites):
-            raise _RowsDepend(
+            raise RowsDepend(
                 "`net` permutes its rows, or drops with a probability that depends on them all. Pass row_axis=None to "
                 "take the whole input as one row."
             )
@@ -427,7 +420,7 @@ def _check_rows(
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in probe.tensors)
         has_scalar = any(not tensor.dim() for tensor in probe.tensors)
         loss = "If the scalar is a loss, leave the labels out of `x`. " if has_scalar else ""
-        raise _RowsDepend(
+        raise RowsDepend(
             f"`net` gives a row another output alone (shape {shapes}) than in its batch of {rows.n_rows} in evaluation "
             f"mode: its rows depend on each other. {loss}{whole_arguments(rows)}"
             "Pass row_axis=None to take the whole input as one row."
@@ -474,7 +467,7 @@ def _check_faithful(prober: Prober, rows: Inputs, plain: Probe, outputs: Layouts
             "patched, or it reads modules past its module tree. Register what it reads as submodules and buffers."
         )
     if not prober.in_double(agrees_in_double):
-        raise _RowsDepend(
+        raise RowsDepend(
             "`net` gives its rows other outputs in another order: it sorts them, or they depend on each other. "
             f"{whole_arguments(rows)}Pass row_axis=None to take the whole input as one row."
         )

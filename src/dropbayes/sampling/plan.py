@@ -220,7 +220,7 @@ class Plan:
         leaves = inputs.padded_rows(rows.start, rows.stop, size)
         keyed = range(first_row, first_row + size)
         work = Work(self.inspection.network, inputs, leaves, draws, keyed, pairs=self.pairs, parted=set())
-        alone = self._alone(work, len(rows))
+        alone = self._alone(self.inspection, work, len(rows))
         try:
             outputs = [out[:, : len(rows)] for out in evaluate(self.strategy, self.spec, work)]
         except Exception as error:
@@ -253,13 +253,12 @@ class Plan:
                 raise NetworkChanged("other operations, under which masks lie otherwise")
         known.runs |= work.runs
 
-    def _alone(self, work: Work, n_rows: int) -> dict[int, list[Tensor]]:
+    def _alone(self, known: Inspection, work: Work, n_rows: int) -> dict[int, list[Tensor]]:
         """Rows of the first draw by the plain loop, to compare with the first block as large as this one.
 
         A trial has few rows. A network may do otherwise with many; of those it sends on, the last may find no room.
         """
-        assert self.inspection is not None
-        if self.strategy.rows != "together" or len(work.rows) * len(work.draws) <= self.inspection.largest_block:
+        if self.strategy.rows != "together" or len(work.rows) * len(work.draws) <= known.largest_block:
             return {}
         are_sent = any(site.layout is not None and not site.layout.inner for site in self.profile.sites)
         inputs, work = replace(work.inputs, leaves=tuple(work.leaves)), replace(work, draws=work.draws[:1])

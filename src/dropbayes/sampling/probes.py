@@ -58,6 +58,10 @@ class ProbeFailed(Exception):
         self.recorder, self.error = recorder, error
 
 
+class RowsDepend(ValueError):
+    """Rows that give another output in a batch than alone."""
+
+
 def is_ignored(ignored: tuple[str, ...], name: str, module: nn.Module) -> bool:
     """Whether a module is named in `ignored`: by its class, its name, or the name of a module it is in."""
     return any(type(module).__name__ == one or name == one or name.startswith(f"{one}.") for one in ignored)
