@@ -95,6 +95,18 @@ def test_global_generators_that_moved_are_named_and_restored():
     assert states() == before
 
 
+def test_a_pass_that_leaves_a_generator_where_an_earlier_one_left_it_is_seen_to_draw():
+    def seeded_pass():
+        random.seed(3), np.random.seed(3)
+        return random.random() + np.random.rand()
+
+    seeded_pass()
+    before = states()
+    with HostDraws(NAMED, []) as host:
+        seeded_pass()
+    assert host.moved == ["Python's random", "numpy.random"] and states() == before
+
+
 def test_an_error_restores_them_too():
     before = states()
     with pytest.raises(KeyError), HostDraws(NAMED, []) as host:

@@ -11,7 +11,6 @@ import contextlib
 import functools
 import pickle
 import random
-import sys
 import threading
 import types
 from collections.abc import Iterator
@@ -131,18 +130,18 @@ def unmoved_globals(net: nn.Module) -> Iterator[list[object]]:
         yield [generator for generator in found if not hasattr(generator, "manual_seed")]
 
 
+def _numpy_random() -> types.ModuleType:
+    return np.random  # loaded here: importing this library does not
+
+
 def _global_states() -> dict[str, bytes]:
-    states = {"Python's random": pickle.dumps(random.getstate())}
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        states["numpy.random"] = pickle.dumps(numpy_random.get_state(legacy=False))
-    return states
+    states = {"Python's random": random.getstate(), "numpy.random": _numpy_random().get_state(legacy=False)}
+    return {name: pickle.dumps(state) for name, state in states.items()}
 
 
 def _restore(states: dict[str, bytes]) -> None:
     random.setstate(pickle.loads(states["Python's random"]))
-    if "numpy.random" in states:
-        sys.modules["numpy.random"].set_state(pickle.loads(states["numpy.random"]))
+    _numpy_random().set_state(pickle.loads(states["numpy.random"]))
 
 
 class HostDraws:
@@ -157,8 +156,8 @@ class HostDraws:
         self.moved: list[str] = []  # the global generators that the pass drew from
         self.left: dict[str, Any] = {}  # their states at its end: passes that begin alike show what they drew
         self.unkeyed: list[str] = []  # and those that no seed controls
-        self._seeds, self._private = bool(named & {"manual_seed", "seed"}), private
-        self._looks = bool(named) or threading.active_count() == 1
+        self._named, self._seeds, self._private = bool(named), bool(named & {"manual_seed", "seed"}), private
+        self._looks = self._named or threading.active_count() == 1
 
     def __enter__(self) -> HostDraws:
         self._before_private = [state_of(generator) for generator in self._private]
@@ -166,6 +165,9 @@ class HostDraws:
             return self
         _BORROWED.acquire()
         self._before, self._torch = _global_states(), torch.default_generator.get_state()
+        if self._named:  # away from where an earlier pass, which may seed them, has left them
+            random.random(), _numpy_random().random()
+        self._began = _global_states() if self._named else self._before
         if self._seeds:
             torch.default_generator.manual_seed(SENTINEL_SEED)
         self._start, self._start_seed = torch.default_generator.get_state(), torch.default_generator.initial_seed()
@@ -179,8 +181,8 @@ class HostDraws:
             return
         try:
             self.left = _global_states()
-            self.moved = [name for name, state in self._before.items() if self.left.get(name) != state]
-            if self.moved:
+            self.moved = [name for name, state in self._began.items() if self.left[name] != state]
+            if self.moved or self._named:
                 _restore(self._before)
             seeded = torch.default_generator.initial_seed() != self._start_seed
             if not seeded and not torch.equal(torch.default_generator.get_state(), self._start):
@@ -196,8 +198,7 @@ def seed_generators(seed: int | None) -> None:
     torch.default_generator.manual_seed(SENTINEL_SEED + (seed or 0) % 2**32)
     if seed is not None:
         random.seed(seed)
-        if "numpy.random" in sys.modules:
-            sys.modules["numpy.random"].seed(seed % 2**32)
+        _numpy_random().seed(seed % 2**32)
 
 
 @contextlib.contextmanager
