@@ -42,6 +42,18 @@ def test_a_class_that_does_something_else_in_training_stays_in_evaluation():
     torch.testing.assert_close(probe.tensors[0].sum(-1), torch.ones(len(probe.tensors[0])))
 
 
+def test_a_power_iteration_rests_even_where_it_changes_next_to_nothing():
+    def forward(self, x):
+        if self.training:
+            self.scale.mul_(1 + 1e-5)
+        return x / self.scale
+
+    normalised = own(forward, "Normalised")
+    normalised.register_buffer("scale", torch.tensor(2.0))
+    probe, trained = probed(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), normalised))
+    assert trained == ["1"] and not probe.changes and len(probe.recorder.sites) == 1
+
+
 def test_what_is_ignored_stays_in_evaluation():
     probe, trained = probed(nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 4), nn.Dropout(0.5)), ignored=("2",))
     assert trained == ["0", "1"] and len(probe.recorder.sites) == 1

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
 from dropbayes.sampling.inputs import Inputs, Structure, cloned_leaves, split
-from dropbayes.tracing import NEUTRAL, AtMeans, Interception, Neutral, Recorder, SharedWrite, SiteNames, Watch
+from dropbayes.tracing import NEUTRAL, AtMeans, Interception, Neutral, Recorder, SharedWrite, SiteNames, Watch, is_ours
 from dropbayes.tracing.generators import HostDraws
 from dropbayes.tracing.operations import tensor_leaves
 from dropbayes.tracing.states import description, is_object
@@ -44,6 +44,11 @@ class Probe:
         """Whether the outputs agree up to rounding."""
         return self.fits(other) and all(map(equal_but_for_rounding, self.tensors, other.tensors))
 
+    def stands_for(self, plain: Probe) -> bool:
+        """Whether the outputs agree: to the bit if the pass moves a state, as a power iteration does in training."""
+        still = self.changes == plain.changes
+        return self.agrees_with(plain) and (still or all(map(torch.equal, self.tensors, plain.tensors)))
+
     @property
     def unaccounted(self) -> list[str]:
         """The random numbers that no seed controls, in words."""
@@ -71,9 +76,8 @@ def training_flags(ignored: tuple[str, ...], in_evaluation: frozenset[type] = fr
     """The modules in training mode during a draw: not normalisation, this library's layers, or what is left out."""
 
     def may_train(name: str, module: nn.Module) -> bool:
-        normalises = isinstance(module, nn.modules.batchnorm._NormBase)
-        ours = type(module).__module__.startswith("dropbayes.")
-        return not (normalises or ours or type(module) in in_evaluation or is_ignored(ignored, name, module))
+        rests = isinstance(module, nn.modules.batchnorm._NormBase) or type(module) in in_evaluation
+        return not (rests or is_ours(module) or is_ignored(ignored, name, module))
 
     return may_train
 

@@ -33,7 +33,7 @@ def training_probe(prober: Prober, rows: Inputs, plain: Probe) -> tuple[Probe, F
             raise failed.error from None
     if full is not None:
         check_accounted(full, plain)
-        if full.agrees_with(plain) or (full.fits(plain) and full.host.moved and not plain.host.moved):
+        if full.stands_for(plain) or (full.fits(plain) and full.host.moved and not plain.host.moved):
             return full, flags
         check_repeatable(prober, rows, flags, full)
         if full.fits(plain) and (_is_neutral(prober, rows, flags, full) or _agree_in_double(prober, flags)):
@@ -77,7 +77,7 @@ def _chooses(prober: Prober, rows: Inputs, flags: Flags) -> bool:
 
 
 def _agree_in_double(prober: Prober, flags: Flags) -> bool:
-    return prober.in_double(lambda exact, rows: exact(rows.leaves, flags).agrees_with(exact(rows.leaves, None)))
+    return prober.in_double(lambda exact, rows: exact(rows.leaves, flags).stands_for(exact(rows.leaves, None)))
 
 
 def check_repeatable(prober: Prober, rows: Inputs, flags: Flags, full: Probe) -> None:

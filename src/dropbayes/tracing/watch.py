@@ -229,7 +229,6 @@ def _takes_first(func: OpOverload, args: Arguments) -> bool:
 def _draws(func: OpOverload, args: Arguments, kwargs: NamedArguments) -> bool:
     """Whether an operation that may be random is random with these arguments."""
     named = _named(func, args, kwargs)
-    if any(named.get(name) is False for name in ("train", "training")):
-        return False
+    is_off = any(named.get(name) is False for name in ("train", "training"))
     chances = [named.get(name) for name in ("dropout_p", "dropout", "p")]
-    return not any(isinstance(chance, (int, float)) and chance == 0 for chance in chances)
+    return not (is_off or any(isinstance(chance, (int, float)) and chance == 0 for chance in chances))
