@@ -219,6 +219,20 @@ def test_weights_dropped_by_assignment_are_drawn_and_left_alone():
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
 
+@pytest.mark.parametrize("make", [lambda: nn.Linear(16, 16), lambda: nn.Parameter(torch.randn(16))])
+def test_weights_that_the_first_pass_draws_are_no_noise(make):
+    def forward(m, h):
+        m.made = make() if m.made is None else m.made
+        return m.made(h) if isinstance(m.made, nn.Module) else h * m.made
+
+    net = Net(forward)
+    net.made = None
+    with pytest.raises(ValueError, match=r"draws weights\. Run it once"):
+        db.predict(net, rows())
+    net(rows())
+    assert_right(net.requires_grad_(False), rows())
+
+
 def test_lazy_modules_are_refused_until_initialised():
     net = nn.Sequential(nn.LazyLinear(4), nn.Dropout(0.5), nn.LayerNorm(4))
     with pytest.raises(ValueError, match="is lazy"):

@@ -211,6 +211,9 @@ def _inspect_with(prober: Prober, positions: bool) -> Inspection:
 
 def _inspect_rows(prober: Prober, positions: bool, rows: Inputs, plain: Probe) -> Inspection:
     """The inspection on some rows, whose probe in evaluation mode is given."""
+    made = len([*plain.view.net.parameters()]) > len([*prober.net.parameters()])
+    if made and any(site.kind in ("rand", "randn") for site in plain.recorder.sites):
+        raise ValueError("`net` must be initialised: its forward pass draws weights. Run it once on a batch: net(x).")
     chosen, flags = training_probe(prober, rows, plain)
     check_accounted(chosen, plain)
     if prober.named & UNSEEDED:
@@ -364,11 +367,7 @@ def _evaluation_probe(prober: Prober) -> tuple[Inputs, Probe]:
         if error is not failed.error:
             raise error from failed.error
         refusal = failed.error
-    single = inputs.block(0, 1)
-    try:
-        plain = prober(single.leaves, None)
-    except ProbeFailed as failed:
-        raise _failure(prober, failed, "a single one") from failed.error
+    single, plain = inputs.block(0, 1), _probe_alone(prober, inputs, 0, None)
     if inputs.n_rows > 1 and any(tensor.shape[:1] != (1,) for tensor in plain.tensors):
         raise refusal  # of the batch: the output of a row alone has no axis of rows
     copies = replace(inputs, leaves=tuple(inputs.rows([0, 0])), n_rows=2)
