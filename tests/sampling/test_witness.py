@@ -322,6 +322,14 @@ def test_numbers_from_a_generator_seeded_in_the_forward_pass_are_no_site(name):
     assert_right(net, rows())
 
 
+def test_a_network_that_seeds_torch_anew_in_each_pass_leaves_its_generator():
+    def reseeded(m, h):
+        torch.manual_seed(torch.seed())
+        return m.d(h)
+
+    assert_right(Net(reseeded), rows())
+
+
 def test_a_generator_that_goes_on_from_call_to_call_is_refused():
     source = torch.Generator().manual_seed(3)
     with pytest.raises(NotImplementedError, match=r"its own torch\.Generator"):

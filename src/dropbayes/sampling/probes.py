@@ -110,6 +110,7 @@ class Prober:
         try:
             with host, watch, (AtMeans if neutral.gates else Interception)(recorder):
                 output = eagerly(self.inputs.call)(view.net, leaves)
+                recorder.seeds_torch |= watch.is_seeded()  # with or without random numbers that follow
         except SharedWrite:
             raise
         except Exception as error:

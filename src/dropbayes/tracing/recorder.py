@@ -63,7 +63,7 @@ class Recorder(Ones):
         self.uses: list[tuple[str, float]] = []  # weights and the keep probabilities of their inputs, in order
         self.prefix_cost = self.suffix_cost = 0.0
         self.n_calls = 0
-        self.seeds_torch = False  # numbers were drawn after torch's generator was seeded within the pass
+        self.seeds_torch = False  # torch's generator was seeded within the pass, and numbers drawn, or left so
         self.generators: list[bytes] = []  # the states of the network's own generators when it drew from them
         self._left_out, self._weights, self._every = left_out, weights or {}, every_dropout
         self.has_choices = False  # random numbers went into an operation of which their means say nothing
