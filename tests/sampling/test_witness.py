@@ -322,6 +322,37 @@ def test_numbers_from_a_generator_seeded_in_the_forward_pass_are_no_site(name):
     assert_right(net, rows())
 
 
+def replayed(m, h):
+    state = torch.get_rng_state()
+    first = m.d(h)
+    torch.set_rng_state(state)
+    return first - m.d(h + 1)
+
+
+def forked(m, h):
+    with torch.random.fork_rng():
+        first = m.d(h)
+    return first - m.d(h + 1)
+
+
+def dropped_alike(m, h):
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        return m.d(h)
+
+
+def doubled(m, h):
+    with torch.random.fork_rng():
+        noise = torch.rand_like(h)
+    return h * (noise + torch.rand_like(h) if m.training else 1)
+
+
+@pytest.mark.parametrize("middle", [replayed, forked, dropped_alike, doubled])
+def test_masks_from_a_state_that_is_set_again_are_refused(middle):
+    with pytest.raises(NotImplementedError, match="sets torch's generator"):
+        db.predict(Net(middle), rows())
+
+
 def test_a_network_that_seeds_torch_anew_in_each_pass_leaves_its_generator():
     def reseeded(m, h):
         torch.manual_seed(torch.seed())

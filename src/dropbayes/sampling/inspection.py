@@ -28,7 +28,7 @@ from dropbayes.sampling.probes import Probe, ProbeFailed, Prober, RowsDepend, eq
 from dropbayes.sampling.profile import Profile
 from dropbayes.sampling.sequences import form, with_positions
 from dropbayes.sampling.settings import Sampling, check_sampling
-from dropbayes.sampling.training_mode import check_accounted, check_repeatable, training_probe
+from dropbayes.sampling.training_mode import check_accounted, check_masks_differ, check_repeatable, training_probe
 from dropbayes.tracing import Neutral, Read, RowLayout, SharedWrite, Site, Sites
 from dropbayes.tracing.generators import UNSEEDED, keyed_generators, names_generators, unmoved_globals
 from dropbayes.tracing.states import NetworkState
@@ -216,6 +216,7 @@ def _inspect_rows(prober: Prober, positions: bool, rows: Inputs, plain: Probe) -
         raise ValueError("`net` must be initialised: its forward pass draws weights. Run it once on a batch: net(x).")
     chosen, flags = training_probe(prober, rows, plain)
     check_accounted(chosen, plain)
+    check_masks_differ(prober, rows, flags)
     if prober.named & UNSEEDED:
         check_repeatable(prober, rows, flags, chosen)
     alone, probes = chosen, [chosen]

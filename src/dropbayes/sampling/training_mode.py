@@ -12,11 +12,11 @@ from collections import Counter
 
 from torch import nn
 
-from dropbayes.sampling.inputs import Inputs
+from dropbayes.sampling.inputs import Inputs, cloned_leaves
 from dropbayes.sampling.probes import Probe, ProbeFailed, Prober, is_ignored, training_flags
-from dropbayes.tracing import NEUTRAL, Neutral
-from dropbayes.tracing.generators import UNSEEDED, keyed_generators
-from dropbayes.tracing.views import Flags
+from dropbayes.tracing import NEUTRAL, Interception, Neutral
+from dropbayes.tracing.generators import UNSEEDED, Advancing, keyed_generators
+from dropbayes.tracing.views import Flags, View, eagerly
 
 
 class UncertaintyWarning(UserWarning):
@@ -92,6 +92,22 @@ def check_repeatable(prober: Prober, rows: Inputs, flags: Flags, full: Probe) ->
             "`net` gives different outputs in training with every mask left out: it draws random numbers that cannot "
             "be keyed to a seed, from a generator of its own. Draw them with torch.rand, torch.randn or "
             "torch.bernoulli, or name the module in Sampling(ignore_modules=...) if it is not dropout."
+        )
+
+
+def check_masks_differ(prober: Prober, rows: Inputs, flags: Flags) -> None:
+    """Raises if torch's generator is set to a state from which a mask was drawn: at another site, or in every pass."""
+    states = list[bytes]()
+    for seed in (1, 2) if prober.named else ():
+        view = View(prober.net, flags, own_parameters=True)
+        with keyed_generators(seed), Interception(source := Advancing()):
+            eagerly(rows.call)(view.net, cloned_leaves(rows.leaves))
+        states += source.states
+    if len({*states}) < len(states):
+        raise NotImplementedError(
+            "`net` sets torch's generator in its forward pass, to a state from which it draws again: two masks are "
+            "one, or a mask is the same in every draw. Draw a mask once and use it twice; draw what is fixed from a "
+            "torch.Generator of its own."
         )
 
 

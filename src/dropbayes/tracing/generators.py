@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from dropbayes.tracing.sources import Ones
 from dropbayes.tracing.states import cell_value
 
 # The seed of torch's generator while a network runs that seeds it, which shows that; its upper half for a keyed draw.
@@ -28,7 +29,7 @@ _BORROWED = threading.RLock()  # two predictions of such networks do not borrow 
 
 _NAMES = frozenset({
     "random", "manual_seed", "seed", "default_rng", "urandom", "getrandbits", "randint", "shuffle", "secrets",
-    "RandomState", "Random", "SystemRandom", "uniform", "gauss",
+    "RandomState", "Random", "SystemRandom", "uniform", "gauss", "set_rng_state", "set_state", "fork_rng",
 })  # fmt: skip
 UNSEEDED = frozenset({"default_rng", "urandom", "secrets", "RandomState", "Random", "SystemRandom"})
 """Names of generators that may be made within a pass, and then have a seed of their own."""
@@ -191,6 +192,24 @@ class HostDraws:
                 torch.default_generator.set_state(self._torch)
         finally:
             _BORROWED.release()
+
+
+class Advancing(Ones):
+    """Every mask left out, while torch's borrowed generator moves on at each site: two equal states are one mask."""
+
+    def __init__(self) -> None:
+        self.states: list[bytes] = []
+        self._seed = torch.default_generator.initial_seed()
+
+    def keep(self, *site: object) -> None:
+        self.states.append(state_of(torch.default_generator))
+        torch.rand(1, generator=torch.default_generator)
+
+    def is_fixed(self, generator: torch.Generator | None) -> bool:
+        fixed = generator is not None or torch.default_generator.initial_seed() != self._seed
+        if not fixed:
+            self.keep()
+        return fixed
 
 
 def seed_generators(seed: int | None) -> None:
