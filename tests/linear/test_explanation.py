@@ -54,6 +54,18 @@ def test_units_have_the_shape_of_the_mask():
     assert explain(net, x).by_unit[0].shape == (4, 3, 6)
 
 
+@pytest.mark.parametrize("shape", [lambda x: (len(x),), lambda x: ()], ids=["of each row", "of all rows"])
+def test_a_mask_of_one_number_has_one_share(shape):
+    def forward(m, x):
+        return m.o(m.a(x) * m.d(x.new_ones(shape(x))).unsqueeze(-1))
+
+    torch.manual_seed(0)
+    net, x = Module(forward, a=nn.Linear(5, 4), d=nn.Dropout(0.3), o=nn.Linear(4, 2)), torch.randn(7, 5)
+    why = explain(net, x)
+    assert why.by_unit[0].shape == (7,) and why.by_site.shape == (7, 1)
+    torch.testing.assert_close(why.variance, db.predict(net, x, method="linear").epistemic.sum(1))
+
+
 def test_positions_share_what_their_masks_add():
     net = Module(lambda m, x: F.dropout(x, 0.5, m.training).sum(1)).double()
     x = torch.randn(2, 5, 3, dtype=torch.float64)

@@ -49,7 +49,7 @@ class Explanation:
     @property
     def by_site(self) -> Tensor:
         """The share of each site, `[row, site]`; a row's shares sum to its variance."""
-        return torch.stack([shares.flatten(1).sum(1) for shares in self.by_unit], 1)
+        return torch.stack([shares.reshape(len(shares), -1).sum(1) for shares in self.by_unit], 1)
 
     @property
     def variance(self) -> Tensor:
