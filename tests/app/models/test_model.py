@@ -178,3 +178,11 @@ def test_a_calibration_that_widens_brings_percentiles_of_its_own_and_takes_them_
     plain = model.estimator.predict(model.encode(rows).x, return_std=True)[1]
     assert wider.uncertainty_percentiles["95"] == pytest.approx(factor * np.percentile(plain, 95))
     assert wider.uncalibrated().uncertainty_percentiles == model.uncertainty_percentiles
+
+
+def test_a_target_is_named_as_its_frame_names_it():
+    frame, settings = {0: np.arange(20.0), 1: np.arange(20.0) % 3}, {"drop_prob": 0.1, "weight_decay": 1e-4}
+    model = db.app.Model.fit(frame, target=0, hidden=(2,), n_steps=1, n_networks=1, **settings)
+    assert model.schema.target == "0"
+    with pytest.raises(ValueError, match=r"has no column '2' \(`target`\)"):
+        db.app.Model.fit(frame, target=2)

@@ -74,7 +74,7 @@ class Model:
             reading: The options for reading its columns.
             settings: Parameters of `DropoutRegressor` or `DropoutClassifier`.
         """
-        rows = training_rows(as_table(frame), target=target, at=_row, task=task, reading=reading)
+        rows = training_rows(as_table(frame), target=str(target), at=_row, task=task, reading=reading)
         return cls.of_rows(rows, origin={"file": "a data frame"}, **settings)
 
     @classmethod
