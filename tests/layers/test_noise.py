@@ -184,3 +184,10 @@ def test_a_mixture_learns_which_component_the_data_speak_for():
         negative_elbo(layer, layer(x), x, likelihood=Gaussian(10.0), prior=Prior(), n_data=64).backward()
         optimizer.step()
     assert layer.noise.logits.softmax(0)[0] > 0.9
+
+
+@pytest.mark.parametrize("noise", [ConcreteNoise, MixtureNoise])
+@pytest.mark.parametrize("temperature", [-1.0, 0.0, math.nan])
+def test_a_temperature_that_relaxes_nothing_is_refused_when_it_is_given(noise, temperature):
+    with pytest.raises(ValueError, match="`temperature` must be a positive finite number"):
+        noise(temperature=temperature)

@@ -121,6 +121,7 @@ class ConcreteNoise(Noise):
         check_drop_prob(drop_prob)
         if drop_prob == 0:
             raise ValueError("`drop_prob` must be positive to be learned; got 0, whose logit is infinite.")
+        check_positive("temperature", temperature)
         self.temperature = temperature
         self.drop_logit = nn.Parameter(torch.logit(torch.tensor(drop_prob, dtype=torch.float64)).float())
 
@@ -182,6 +183,7 @@ class MixtureNoise(Noise):
         check_count("n_components", n_components, at_least=2)
         check_count("rank", rank, at_least=0)
         check_positive("std", std)
+        check_positive("temperature", temperature)
         self.n_components, self.rank, self.initial_std, self.temperature = n_components, rank, std, temperature
 
     def attach(self, units: int, columns: int, *, bias: bool) -> None:
