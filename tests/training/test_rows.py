@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 
 import dropbayes as db
 from dropbayes.training import EarlyStopping, Optimization, fit
@@ -156,3 +157,14 @@ def test_an_output_without_a_tensor_is_explained():
 
     with pytest.raises(TypeError, match=r"`net` must return a tensor or an output with `logits`; got tuple"):
         fit(Pair(), *toy(), likelihood=db.Gaussian(4.0), device="cpu")
+
+
+def test_a_loader_that_gathers_no_batches_is_refused_since_its_items_do_not_say_their_number():
+    data = TensorDataset(*toy())
+    with pytest.raises(ValueError, match=r"`x` must gather rows into batches, .*; got batch_size=None"):
+        fit(network(), DataLoader(data, batch_size=None), likelihood=db.Gaussian(4.0), epochs=1, device="cpu")
+    batches = BatchSampler(SequentialSampler(data), batch_size=8, drop_last=False)
+    loader = DataLoader(data, sampler=batches, batch_size=None)
+    found = fit(network(), loader, likelihood=db.Gaussian(4.0), epochs=1, device="cpu")
+    usual = fit(network(), DataLoader(data, batch_size=8), likelihood=db.Gaussian(4.0), epochs=1, device="cpu")
+    assert found.loss == usual.loss

@@ -85,6 +85,9 @@ class LoadedRows:
                 f"`{name}` must be a DataLoader of a dataset with a length, the N of the objective; got an iterable "
                 "dataset. Give the dataset __len__ and __getitem__."
             )
+        if loader.batch_sampler is None and not hasattr(loader.sampler, "batch_size"):
+            rule = "must gather rows into batches, so that N is the length of its dataset"
+            raise ValueError(f"`{name}` {rule}; got batch_size=None. Give the DataLoader a batch size.")
         self.loader, self.net, self.name, self.device = loader, net, name, device
         self.sampler: Any = getattr(loader.batch_sampler, "sampler", loader.sampler)
         self.n_rows = len(self.sampler if isinstance(self.sampler, SubsetRandomSampler) else loader.dataset)  # type: ignore[arg-type]
