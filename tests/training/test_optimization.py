@@ -89,3 +89,17 @@ def test_the_callers_learning_rate_is_left_as_it_was_and_the_same_optimiser_resu
 def test_impossible_settings_are_refused_by_name(settings):
     with pytest.raises(ValueError, match=f"`{next(iter(settings))}` must"):
         Optimization(**settings)
+
+
+@pytest.mark.parametrize("factor", [None, float("nan"), -1.0, "a"])
+def test_a_schedule_that_gives_no_factor_is_refused_with_its_iteration(factor):
+    optimization = Optimization(schedule=lambda iteration: factor if iteration else 1.0)
+    with pytest.raises(ValueError, match=r"`schedule\(1\)` must be a finite number, zero or more; got"):
+        fit(network(), *toy(), likelihood=db.Gaussian(4.0), optimization=optimization, epochs=2, device="cpu")
+
+
+def test_an_optimiser_that_needs_a_closure_is_refused():
+    net = network()
+    optimization = Optimization(torch.optim.LBFGS(net.parameters()))
+    with pytest.raises(ValueError, match=r"`optimizer` must step by one gradient, without a closure; got LBFGS"):
+        fit(net, *toy(), likelihood=db.Gaussian(4.0), optimization=optimization, epochs=1, device="cpu")

@@ -3,6 +3,7 @@ r"""How the objective is minimised and until when: optimiser, schedule, steps (a
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -68,6 +69,10 @@ class Optimization:
             return torch.optim.Adam(net.parameters(), lr=self.learning_rate, fused=True)
         if self.optimizer == "sgd":
             return torch.optim.SGD(net.parameters(), lr=self.learning_rate, momentum=self.momentum, fused=True)
+        closure = inspect.signature(self.optimizer.step).parameters.get("closure")
+        if closure is not None and closure.default is closure.empty:
+            kind = type(self.optimizer).__name__  # its closure would draw other masks at every call
+            raise ValueError(f"`optimizer` must step by one gradient, without a closure; got {kind}. Use 'adam'.")
         ours = {id(parameter) for parameter in net.parameters()}
         held = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         foreign = sum(id(parameter) not in ours for parameter in held)
@@ -192,7 +197,8 @@ def run_epoch(
     losses: list[Tensor] = []
     for number, batch in enumerate(rows.epoch()):
         if schedule is not None:
-            factor = schedule(epoch * rows.n_batches + number)
+            factor = schedule(iteration := epoch * rows.n_batches + number)
+            check_positive(f"schedule({iteration})", factor, allow_zero=True)
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * factor
         if not step.graphed:  # a graph writes the gradients anew
