@@ -34,6 +34,8 @@ class Watch(TorchDispatchMode):
     None may write into what is `shared`.
     """
 
+    supports_higher_order_operators = True  # to refuse them in its own words
+
     def __init__(
         self, rows: Iterable[Tensor] = (), shared: Mapping[str, Tensor] | None = None, whole: Iterable[Tensor] = ()
     ) -> None:
@@ -101,6 +103,8 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: Arguments = (), kwargs: NamedArguments | None = None
     ) -> PyTree:
+        if not isinstance(func, OpOverload):  # torch.cond and its like, whose operations pass by
+            raise NotImplementedError(f"`net` must not call torch.{func}: its branches hide their dropout. Use `if`.")
         kwargs, name = kwargs or {}, func.overloadpacket.__name__
         given = {key for tensor in _tensors((*args, *kwargs.values())) if (key := storage(tensor))}
         tags, by_generator = func.tags, False
