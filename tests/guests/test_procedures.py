@@ -119,3 +119,10 @@ def test_one_draw_inside_another_of_the_same_network_is_refused():
             pass
         output = net(X)
     assert torch.equal(output, db.function_draw(network(), 0, n_draws=4)(X))
+
+
+@pytest.mark.parametrize("results", [lambda y, n: y[:n], lambda y, n: [y] * n, lambda y, n: {str(n): y}])
+def test_results_that_differ_in_form_between_draws_are_refused(results):
+    net, counts = network(), iter((1, 2))
+    with pytest.raises(ValueError, match=r"`procedure` must give tensors of the same shapes.*Use `each_draw`"):
+        predict_through(net, lambda: results(net(X).detach(), next(counts)), n_draws=2)

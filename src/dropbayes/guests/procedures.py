@@ -133,9 +133,14 @@ def predict_through(
     results, `[draw, ...]`, as in `dropbayes.predict`.
     """
     request, statistics = Request(None, tuple(quantiles), keep_draws), list[RowStatistics]()
+    first: object = None
     for result in _results(net, procedure, n_draws, seed, sampling, progress):
         tensors, structure = split(tree_map_only((np.ndarray, np.generic, int, float), to_tensor, result))
-        statistics = statistics or [RowStatistics(request) for _ in tensors]
+        shapes = [tuple(tensor.shape) for tensor in tensors]
+        statistics, first = statistics or [RowStatistics(request) for _ in tensors], first or (structure, shapes)
+        if first != (structure, shapes):
+            rule = "must give tensors of the same shapes, in the same places, under every draw"
+            raise ValueError(f"`procedure` {rule}; got {shapes} unlike before. Use `each_draw` for such results.")
         for one, tensor in zip(statistics, tensors, strict=True):
             one.add(torch.atleast_1d(tensor)[None], None)
     summaries = [one.results() for one in statistics]
