@@ -106,3 +106,12 @@ def test_a_prompt_padded_on_the_right_is_refused_since_its_padding_would_predict
     given["attention_mask"] = given["attention_mask"].flip(1)
     with pytest.raises(ValueError, match="`prompt` must be padded on the left"):
         db.language.score(lively("gpt2"), given, torch.ones(2, 2, dtype=torch.long), n_draws=2)
+
+
+def test_an_answer_mask_may_be_a_list():
+    model, given, answer = lively("gpt2"), prompts(), torch.full((2, 3), 5)
+    mask = [[1, 1, 0], [1, 1, 1]]
+    found = db.language.score(model, given, answer, n_draws=2, answer_mask=mask)
+    assert found.mask.tolist() == torch.tensor(mask).bool().tolist()
+    with pytest.raises(TypeError, match="`answer_mask` must be a tensor or an array of numbers"):
+        db.language.score(model, given, answer, n_draws=2, answer_mask="mask")

@@ -14,6 +14,7 @@ from torch.utils._pytree import PyTree
 
 from dropbayes.language.folding import FoldedDraws, generating_module
 from dropbayes.language.uncertainty import TextUncertainty, TokenUncertainty
+from dropbayes.runtime.arrays import Array, to_tensor
 from dropbayes.runtime.validation import check_count
 from dropbayes.sampling import Keys, Sampling, check_sampling
 
@@ -36,7 +37,7 @@ def score(
     answer: Tensor | str | Sequence[str],
     *,
     tokenizer: Any = None,
-    answer_mask: Tensor | None = None,
+    answer_mask: Array | None = None,
     n_draws: int = 8,
     seed: int = 0,
     draws_at_once: int | None = None,
@@ -56,6 +57,7 @@ def score(
         raise TypeError(f"`answer` must be token ids [row, token]; got {answer.shape!r}.")
     if len(answer) != work.n_rows:
         raise ValueError(f"`answer` must have a row for each of the {work.n_rows} prompts; got {len(answer)}.")
+    answer_mask = None if answer_mask is None else to_tensor(answer_mask, name="answer_mask").to(answer.device)
     if answer_mask is not None and (answer_mask.shape != answer.shape or bool((answer_mask.int().diff() > 0).any())):
         raise ValueError(f"`answer_mask` must be 1, then 0 after each end, shaped like `answer`; got {answer_mask!r}.")
     if answer_mask is None:
