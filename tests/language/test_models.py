@@ -69,3 +69,11 @@ def test_options_do_not_change_the_model():
     model = sequence_model("gpt2")
     assert checked_options(model, {"num_beams": 4}).num_beams == 4
     assert model.generation_config.num_beams != 4
+
+
+def test_a_model_of_speech_is_refused_with_what_to_do_instead():
+    sizes = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
+    heads = {"encoder_attention_heads": 1, "decoder_attention_heads": 1, "vocab_size": 9, "pad_token_id": 0}
+    model = transformers.WhisperForConditionalGeneration(transformers.WhisperConfig(**sizes, **heads))
+    with pytest.raises(ValueError, match=r"`model` must read token ids; this one reads `input_features`.*each_draw"):
+        checked_language_model(model)

@@ -274,6 +274,9 @@ def checked_language_model(model: Any) -> nn.Module:
             f"`model` must generate text; {type(inner).__name__} has no language-model head. Load it with "
             "AutoModelForCausalLM or AutoModelForSeq2SeqLM, or judge a classifier with dropbayes.predict."
         )
+    if inner.main_input_name != "input_ids":  # of speech, of images
+        remedy = "Let it generate under each draw: dropbayes.guests.each_draw."
+        raise ValueError(f"`model` must read token ids; this one reads `{inner.main_input_name}`. {remedy}")
     return model
 
 
