@@ -429,3 +429,12 @@ def test_dropout_at_the_edge_of_an_inner_sequence_is_not_given_twice(inner):
     )
     found = sites(add_dropout(nn.Sequential(*layers), 0.1), torch.zeros(2, 3))
     assert [site.drop_prob for site in found] == pytest.approx([0.1, 0.2])
+
+
+def test_what_is_no_ordinary_module_is_refused():
+    with pytest.raises(TypeError, match=r"`net` must be a torch.nn.Module; got function"):
+        add_dropout(F.relu)
+    scripted = torch.jit.trace(nn.Linear(2, 1), torch.ones(1, 2))
+    for net, name in ((scripted, r"\(network\)"), (nn.Sequential(nn.Linear(2, 2), scripted), "1")):
+        with pytest.raises(TypeError, match=f"`net` must be an ordinary module: {name} is scripted or traced"):
+            add_dropout(net)

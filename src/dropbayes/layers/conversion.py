@@ -24,6 +24,7 @@ from dropbayes.layers import hooks, recurrent, structure
 from dropbayes.layers.noise import check_drop_prob
 from dropbayes.runtime.validation import check_choice
 from dropbayes.tracing import Site, draw_or_mean
+from dropbayes.tracing.views import check_unscripted, checked_network
 
 Rates = Mapping[str, float | Tensor]
 """The drop probability of each module, or of each unit of its input, by the name of the module."""
@@ -170,6 +171,7 @@ def add_dropout(
     check_drop_prob(drop_prob)
     check_choice("units", units, ("channel", "element"))
     check_choice("row_axis", row_axis, (None, 0, 1))
+    check_unscripted(checked_network(net))
     result = _copied(net, weights=copy)
     names = set() if where is None or callable(where) else {where} if isinstance(where, str) else set(where)
     unknown = names - dict(result.named_modules()).keys()

@@ -39,14 +39,19 @@ def checked_network(net: Any) -> nn.Module:
     return unwrap(net)
 
 
-def check_modules(net: nn.Module) -> None:
-    """Raises on scripted modules, on lazy ones, which inspection would initialise, and on layers of width 0."""
+def check_unscripted(net: nn.Module) -> None:
+    """Raises on modules that are compiled to TorchScript."""
     scripted = [name or "(network)" for name, m in net.named_modules() if isinstance(m, torch.jit.ScriptModule)]
     if scripted:
         raise TypeError(
             f"`net` must be an ordinary module: {scripted[0]} is scripted or traced, which hides its operations (and "
             "its dropout). Pass the module it was made from."
         )
+
+
+def check_modules(net: nn.Module) -> None:
+    """Raises on scripted modules, on lazy ones, which inspection would initialise, and on layers of width 0."""
+    check_unscripted(net)
     lazy = [name for name, m in net.named_modules() if getattr(m, "has_uninitialized_params", lambda: False)()]
     if lazy:
         raise ValueError(f"`net` must be initialised; {lazy[0]!r} is lazy. Run it once on a batch: net(x).")
