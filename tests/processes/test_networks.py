@@ -199,3 +199,10 @@ def test_a_flat_bias_is_the_mean_of_the_output_and_refused_elsewhere():
         process_of(net, Prior(length_scale=1.4, bias_length_scale=0.0))
     without = nn.Sequential(nn.Linear(3, 5, bias=False), nn.ReLU(), nn.Linear(5, 1))
     assert process_of(without, Prior(bias_length_scale=0.0)).output_bias == float(without[2].bias.detach())
+
+
+def test_what_is_no_network_and_no_prior_is_refused():
+    with pytest.raises(TypeError, match=r"`net` must be a torch.nn.Module; got str"):
+        process_of("net", PRIOR)
+    with pytest.raises(TypeError, match=r"`prior` must be a record Prior\(...\); got 1.0"):
+        process_of(nn.Sequential(nn.Linear(3, 1)), 1.0)
