@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -241,3 +242,16 @@ def test_automatic_draws_meet_their_tolerance(models, columns):
 def test_a_predictor_says_what_it_reads_and_how(models):
     expected = "Predictor(size, city, new -> mean, std, epistemic, aleatoric, lower, upper; n_draws=7, seed=5, "
     assert repr(db.Predictor.load(models / "numbers", n_draws=7, seed=5)).startswith(expected)
+
+
+@pytest.mark.parametrize("columns", [torch.ones(2, 3), np.ones((2, 3)), [[1, 2, 3]]])
+def test_columns_without_names_are_refused(columns):
+    net = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 1))
+    predictor = db.Predictor(net, likelihood=db.Gaussian(1.0), columns=["a", "b", "c"])
+    with pytest.raises(TypeError, match=r"`columns` must be a dict or a frame, with the matrix of all columns as 'x'"):
+        predictor(columns)
+
+
+def test_an_estimator_that_is_not_fitted_is_refused():
+    with pytest.raises(ValueError, match="`model` must be fitted; call its fit first"):
+        db.Predictor(db.DropoutRegressor())

@@ -26,6 +26,8 @@ class EnsembleFields:
         if not isinstance(ensemble, Ensemble):
             kind = type(model).__name__
             raise TypeError(f"`model` must be a dropout estimator, the model of a folder or a network; got {kind}.")
+        if not hasattr(ensemble, "population_"):
+            raise ValueError("`model` must be fitted; call its fit first.")
         names = getattr(ensemble, "feature_names_in_", None)
         self.names = None if names is None else tuple(map(str, names))
         self.schema = getattr(model, "schema", None)

@@ -241,6 +241,9 @@ class Predictor:
 
     def encode(self, columns: Columns) -> NumpyArray:
         """The rows as inputs of the network, `[row, ...]`; see `__call__` for the columns."""
+        if not any(hasattr(columns, names) for names in ("keys", "columns", "column_names")):
+            rule = f"must be a dict or a frame, with the matrix of all columns as {MATRIX!r} if they have no names"
+            raise TypeError(f"`columns` {rule}; got {type(columns).__name__}.")
         if self.schema is not None:
             return self.encode_rows(columns).x
         if self._fields.names is not None:
