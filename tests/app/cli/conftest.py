@@ -12,6 +12,7 @@ def models(tmp_path_factory):
     (folder / "new.csv").write_text(table(40, seed=1))
     (folder / "sub.csv").mkdir()
     (folder / "no_target.csv").write_text("size,city,new\n1,Oslo,true\n")
+    (folder / "one.csv").write_text(table(1))
     (folder / "empty_target.csv").write_text("size,city,new,price\n1,Oslo,true,\n")
     (folder / "text_target.csv").write_text("size,city,new,price\n1,Oslo,true,dear\n")
     (folder / "new_class.csv").write_text("size,city,new,kind\n1,Oslo,true,odd\n")

@@ -138,6 +138,7 @@ WRONG_CALLS = {
     "scores of empty targets": ("evaluate {models}/numbers {models}/empty_target.csv", 1, "no row has a value to compare with"),
     "scores of texts": ("evaluate {models}/numbers {models}/text_target.csv", 1, "line 2, column 'price': must be a number; got 'dear'"),
     "scores of a new class": ("evaluate {models}/classes {models}/new_class.csv", 1, "line 2, column 'kind': the class 'odd' was not seen"),
+    "report on one row": ("report {models}/numbers {models}/one.csv -o r.html", 1, "one.csv: 1 row with a target; at least 2"),
     "report without target": ("report {models}/numbers {models}/no_target.csv -o r.html", 1, "lacks the target 'price'"),
 }  # fmt: skip
 

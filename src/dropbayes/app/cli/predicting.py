@@ -272,6 +272,8 @@ def report(
     fitted = app.load(model).with_draws(n_draws=n_draws, seed=seed)
     reading: dict[str, Any] = {"delimiter": delimiter, "encoding": encoding, "allow_new": allow_new}
     rows = whole_table(fitted, data, **reading)
+    if len(rows.y) < 2:
+        raise ValueError(f"{rows.source.label}: 1 row with a target; at least 2 are needed, and many more to judge.")
     known = None if training is None else whole_table(fitted, training, **reading)
     label = rows.source.label + (", the rows it was fitted to" if note_training_rows(fitted, data) else "")
     from dropbayes.app.report import report as page
