@@ -151,3 +151,10 @@ def test_what_somebody_put_in_the_place_of_torchs_own_is_called(monkeypatch):
         patch.setattr(nn.Module, "__call__", doubled)
         torch.testing.assert_close(db.predict(net, x, n_draws=2000).mean, net(x), rtol=0.05, atol=0.05)
     torch.testing.assert_close(db.predict(net, x).mean, plain.mean)
+
+
+def test_a_name_that_the_network_does_not_take_is_no_input():
+    net, x = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 1)), torch.ones(5, 3)
+    assert torch.equal(db.predict(net, {"input": x}).mean, db.predict(net, x).mean)
+    with pytest.raises(TypeError, match=r"argument 'input' .* must be Tensor, not dict"):
+        db.predict(net, {"inputs": x})

@@ -46,8 +46,9 @@ class Inputs:
 
     @property
     def is_matrix(self) -> bool:
-        """Whether the input is one tensor `[row, feature]`."""
-        return len(self.leaves) == 1 and self.axes == (0,) and self.leaves[0].dim() == 2
+        """Whether the input is one tensor `[row, feature]`, passed by place or by torch's name for it."""
+        known = self.spec == _ONE_ARGUMENT or self.arguments == ["input"]
+        return known and self.axes == (0,) and self.leaves[0].dim() == 2
 
     @property
     def is_one_row(self) -> bool:
