@@ -115,3 +115,10 @@ def test_an_answer_mask_may_be_a_list():
     assert found.mask.tolist() == torch.tensor(mask).bool().tolist()
     with pytest.raises(TypeError, match="`answer_mask` must be a tensor or an array of numbers"):
         db.language.score(model, given, answer, n_draws=2, answer_mask="mask")
+
+
+def test_a_token_beyond_the_vocabulary_is_named_with_its_size():
+    model, beyond = lively("gpt2"), torch.full((2, 3), VOCABULARY)
+    for judge in (lambda: db.language.score(model, prompts(), beyond), lambda: db.language.generate(model, beyond)):
+        with pytest.raises(IndexError, match=rf"`input_ids` must be within the embeddings .*{VOCABULARY}.*; got"):
+            judge()

@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
+from torch import nn
 
+from dropbayes import predict
 from dropbayes.sampling.inputs import as_inputs, copied_cache, split
 
 
@@ -149,3 +151,26 @@ def test_a_function_of_the_tensors_is_also_that_of_a_caches():
     ids, doubled = inputs.leaves
     assert ids.dtype == doubled.layers[0].keys.dtype == torch.float64
     assert cache.layers[0].keys.dtype == torch.float32
+
+
+@pytest.mark.parametrize(("index", "got"), [(10, "1 to 10"), (-1, "-1 to 1")])
+def test_an_index_beyond_an_embedding_is_named_with_its_size(index, got):
+    net = nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Dropout(0.5), nn.Linear(12, 1))
+    x = torch.ones(40, 3, dtype=torch.long)
+    predict(net, x, n_draws=2)
+    x[35, 1] = index  # no row that an inspection looks at
+    with pytest.raises(IndexError, match=rf"`x` must be within the embeddings .*{{'0': 10}} entries; got {got}, of sh"):
+        predict(net, x, n_draws=2)
+
+
+def test_an_error_of_the_networks_own_index_is_left_as_it_is():
+    class Reads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(10, 4)
+
+        def forward(self, x):
+            return [self.table(x)][1]
+
+    with pytest.raises(IndexError, match="list index out of range"):
+        predict(Reads(), torch.ones(4, 3, dtype=torch.long), n_draws=2)
