@@ -436,3 +436,11 @@ def test_the_same_probability_in_two_precisions_is_a_tie_and_in_the_set():
 def test_labels_that_fit_no_row_or_class_are_refused(labels):
     with pytest.raises(ValueError, match="`labels` must"):
         conformal.label_scores(torch.full((6, 3), 1 / 3), torch.tensor(labels))
+
+
+def test_groups_are_told_apart_however_large_their_numbers():
+    values, groups = torch.arange(20.0), torch.arange(20) % 2
+    expected = conformal.group_thresholds(values, groups, groups[:2], level=0.8)
+    for least in (2**53, -(2**63)):
+        found = conformal.group_thresholds(values, groups + least, groups[:2] + least, level=0.8)
+        assert torch.equal(found, expected)

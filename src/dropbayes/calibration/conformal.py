@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from dropbayes.runtime import validation
-from dropbayes.runtime.arrays import Array
+from dropbayes.runtime.arrays import Array, to_tensor
 from dropbayes.scores.averages import cumulative_weights, weighted_quantile
 
 # --- thresholds -------------------------------------------------------------------------------------------------------
@@ -76,11 +76,11 @@ def group_thresholds(
         tensor([4., 8., inf])
     """
     held_out = validation.row_values("scores", scores, infinite=True)
-    known = validation.row_values("groups", groups, n_rows=len(held_out))
-    new = validation.row_values("new_groups", new_groups)
-    for name, values in (("groups", known), ("new_groups", new)):
+    for name, given, n_rows in (("groups", groups, len(held_out)), ("new_groups", new_groups, None)):
+        values = validation.row_values(name, given, n_rows=n_rows)
         if not bool((values == values.round()).all()):
             raise ValueError(f"`{name}` must hold integers, one group per row; got {values.dtype} with fractions.")
+    known, new = to_tensor(groups).long(), to_tensor(new_groups).long()  # as floats, large ones would be the same
     weight = validation.row_weights(sample_weight, len(held_out), like=held_out)
     thresholds = held_out.new_full((len(new),), math.inf)
     for group in new.unique():
