@@ -162,3 +162,18 @@ def test_a_header_that_is_none_is_pointed_out(names, hint):
 def test_a_target_that_cannot_be_read_is_not_to_be_left_out(cells):
     with pytest.raises(ValueError, match=r"column 'y': holds .*; a target is a number or a class\.$"):
         rows_of({"y": cells * (N // 2)})
+
+
+MARKED = {"share": ["0,5", "12,25", "3"], "count": ["850", "1.250", "12.000"], "length": ["1,250", "2,375", "1,125"]}
+TARGET = {"y": ["1", "4", "2"]}
+
+
+def test_a_decimal_comma_in_one_column_is_that_of_the_table():
+    rows = training_rows(pa.table(MARKED | TARGET), target="y", at=str)
+    assert rows.x.T.tolist() == [[0.5, 12.25, 3.0], [850.0, 1250.0, 12000.0], [1.25, 2.375, 1.125]]
+
+
+def test_where_another_column_needs_a_point_each_column_is_read_alone():
+    rows = training_rows(pa.table(MARKED | {"mass": ["0.5", "1.25", "3"]} | TARGET), target="y", at=str)
+    examples = {column.name: column.notation.example for column in rows.schema.columns}
+    assert examples == {"share": "1234,5", "count": "1234.5", "length": "1,234.5", "mass": "1234.5"}

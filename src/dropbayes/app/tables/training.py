@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from dropbayes.estimators.columns.cells import MISSING, Cells, Place
 from dropbayes.estimators.columns.inference import LeftOut, Problem, column_of, kind_of
-from dropbayes.estimators.columns.notation import NUMBER, PLAIN, Notation
+from dropbayes.estimators.columns.notation import NUMBER, PLAIN, Notation, notation_of
 from dropbayes.estimators.columns.schema import Column, Schema, Task, column_values, encode, list_names
 from dropbayes.runtime.arrays import Numbers
 from dropbayes.runtime.validation import check_choice, quote
@@ -105,6 +105,7 @@ def training_rows(
     if both := set(reading.categorical) & set(reading.ignore):
         raise ValueError(f"`categorical` must not name a column to `ignore`; both name {list_names(sorted(both))}.")
     tokens = tuple(dict.fromkeys([*MISSING, *reading.missing]))
+    reading = replace(reading, decimal=reading.decimal or _decimal_mark(table, tokens))
     task = task or ("classification" if pa.types.is_dictionary(table[target].type) else None)
     task, y, present, notation = _targets(Cells(table[target], target, at, tokens), task, reading.decimal)
     kept = np.flatnonzero(present)
@@ -132,6 +133,15 @@ def training_rows(
         time = _ranks(_times(cells(reading.time), columns), "time", reading.time, label)
     n_dropped = len(present) - len(kept)
     return TrainingRows(encoded.x, y[kept], schema, weight, group, time, encoded.missing, n_dropped, kept)
+
+
+def _decimal_mark(table: pa.Table, tokens: tuple[str, ...]) -> str | None:
+    """A comma if the first rows of some columns can be read with no other mark and none need a point; else None."""
+    marks: list[list[str]] = []
+    for values in table.slice(0, 1000).columns:
+        cells = Cells(values, "", str, tokens)
+        marks.append([mark for mark in ".," if cells.is_text and notation_of(cells.texts.drop_null(), decimal=mark)])
+    return "," if [","] in marks and ["."] not in marks else None
 
 
 def _columns(
