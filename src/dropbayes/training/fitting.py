@@ -151,9 +151,7 @@ def fit(
                 if is_read or unchecked >= 16 or epoch + 1 == epochs or not math.isfinite(loss):
                     _check_finite(net, finite, loss, epoch, rate, rows)
                     finite, unchecked = _state_copy(net), 0
-                score = None
-                if judged is not None:
-                    score = stopping.score(net, judged, noise.likelihood(), seed, epoch)
+                score = None if judged is None else stopping.score(net, judged, noise.likelihood(), seed, epoch)
                 run = _with_epoch(run, net, loss, score, rate, noise.values(), stopping.patience)
                 stop = [callback(Progress(epoch + 1, net, run.history)) for callback in callbacks]
                 if is_read:
