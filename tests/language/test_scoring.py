@@ -120,5 +120,5 @@ def test_an_answer_mask_may_be_a_list():
 def test_a_token_beyond_the_vocabulary_is_named_with_its_size():
     model, beyond = lively("gpt2"), torch.full((2, 3), VOCABULARY)
     for judge in (lambda: db.language.score(model, prompts(), beyond), lambda: db.language.generate(model, beyond)):
-        with pytest.raises(IndexError, match=rf"`input_ids` must be within the embeddings .*{VOCABULARY}.*; got"):
+        with pytest.raises(IndexError, match=rf"`net` must look up entries 0 to {VOCABULARY - 1} of an embedding; got"):
             judge()

@@ -57,9 +57,6 @@ class FoldedDraws:
             with Interception(source):
                 output = sampling.eagerly(view.net.__call__)(**folded)
             source.finish(sampling.split(output)[0])
-        except IndexError as error:
-            inputs.check_indices(view.net, error)
-            raise
         except (sampling.NetworkChanged, sampling.UnsupportedStrategy) as changed:
             raise ValueError(
                 f"`model` met other sites than when it was inspected ({changed}): its sites depend on the text, so "

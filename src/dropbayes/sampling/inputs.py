@@ -69,24 +69,10 @@ class Inputs:
         """The rows from `start` to `stop` as separate inputs."""
         return dataclasses.replace(self, leaves=tuple(self.rows(range(start, stop))), n_rows=stop - start)
 
-    def call(self, net: Callable[..., Any], leaves: Sequence[PyTree]) -> PyTree:
+    def call(self, net: Callable[..., Any], leaves: Sequence[Any]) -> PyTree:
         """The network's output for these leaves."""
         args, kwargs = pytree.tree_unflatten(list(leaves), self.spec)
-        try:
-            return net(*args, **kwargs)
-        except IndexError as error:  # of torch, which names neither the index nor the table
-            self.check_indices(net, error)
-            raise
-
-    def check_indices(self, net: Any, error: IndexError) -> None:
-        """Raises in words if indices, or their number, are beyond an embedding of the network, which gave an error."""
-        sizes = {name: m.num_embeddings for name, m in net.named_modules() if isinstance(m, nn.Embedding)}
-        for leaf, name in zip(self.leaves, self.arguments, strict=True):
-            if isinstance(leaf, Tensor) and not leaf.is_floating_point() and leaf.numel() and sizes:
-                low, high, shape = int(leaf.min()), int(leaf.max()), tuple(leaf.shape)
-                if low < 0 or max(high + 1, *shape[-1:]) > min(sizes.values()):
-                    rule = f"must be within the embeddings of `net`, which have {sizes} entries"
-                    raise IndexError(f"`{name or 'x'}` {rule}; got {low} to {high}, of shape {shape}.") from error
+        return net(*args, **kwargs)
 
     @property
     def arguments(self) -> list[str]:

@@ -155,6 +155,17 @@ def _one_hot(mode: RandomMode, func: Operation, tensor: Tensor, num_classes: int
     return zeros.scatter(-1, tensor.unsqueeze(-1), 1)  # which refuses a class that is not there
 
 
+@handles(HANDLERS, F.embedding)
+def _embedding(mode: RandomMode, func: Operation, input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    try:
+        return func(input, weight, *args, **kwargs)
+    except IndexError as error:  # torch's own names neither the index nor the table
+        while is_batched(input):
+            input = torch._C._functorch.get_unwrapped(input)
+        rule = f"must look up entries 0 to {len(weight) - 1} of an embedding"
+        raise IndexError(f"`net` {rule}; got {int(input.min())} to {int(input.max())}, in its input.") from error
+
+
 @handles(HANDLERS, Tensor.__contains__)
 def _contains(mode: RandomMode, func: Operation, tensor: Tensor, element: Any) -> bool:
     return bool(_read(mode, Tensor.__bool__, (tensor == element).any()))
