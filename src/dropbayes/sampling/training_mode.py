@@ -15,7 +15,7 @@ from torch import nn
 from dropbayes.sampling.inputs import Inputs, cloned_leaves
 from dropbayes.sampling.probes import Probe, ProbeFailed, Prober, is_ignored, training_flags
 from dropbayes.tracing import NEUTRAL, Interception, Neutral
-from dropbayes.tracing.generators import UNSEEDED, Advancing, keyed_generators
+from dropbayes.tracing.generators import SETTERS, UNSEEDED, Advancing, keyed_generators
 from dropbayes.tracing.views import Flags, View, eagerly
 
 
@@ -33,10 +33,11 @@ def training_probe(prober: Prober, rows: Inputs, plain: Probe) -> tuple[Probe, F
             raise failed.error from None
     if full is not None:
         check_accounted(full, plain)
-        if full.stands_for(plain) or (full.fits(plain) and full.host.moved and not plain.host.moved):
+        moves = full.host.moved and not plain.host.moved
+        if full.stands_for(plain) or (full.fits(plain) and (moves or _agree_in_double(prober, flags))):
             return full, flags
         check_repeatable(prober, rows, flags, full)
-        if full.fits(plain) and (_is_neutral(prober, rows, flags, full) or _agree_in_double(prober, flags)):
+        if full.fits(plain) and _is_neutral(prober, rows, flags, full):
             return full, flags
     classes = sorted({type(m) for n, m in prober.net.named_modules() if flags(n, m)}, key=lambda cls: cls.__name__)
     dropping = {cls for cls in classes if _only_drops(prober, rows, cls, plain)}
@@ -98,7 +99,7 @@ def check_repeatable(prober: Prober, rows: Inputs, flags: Flags, full: Probe) ->
 def check_masks_differ(prober: Prober, rows: Inputs, flags: Flags) -> None:
     """Raises if torch's generator is set to a state from which a mask was drawn: at another site, or in every pass."""
     states = list[bytes]()
-    for seed in (1, 2) if prober.named else ():
+    for seed in (1, 2) if prober.named & SETTERS else ():
         view = View(prober.net, flags, own_parameters=True)
         with keyed_generators(seed), Interception(source := Advancing()):
             eagerly(rows.call)(view.net, cloned_leaves(rows.leaves))

@@ -27,13 +27,14 @@ from dropbayes.tracing.states import cell_value
 SENTINEL_SEED = 0x64726F70 << 32
 _BORROWED = threading.RLock()  # two predictions of such networks do not borrow the generators at once
 
-_NAMES = frozenset({
-    "random", "manual_seed", "seed", "default_rng", "urandom", "getrandbits", "randint", "shuffle", "secrets",
-    "RandomState", "Random", "SystemRandom", "uniform", "gauss", "set_rng_state", "set_state", "fork_rng",
-})  # fmt: skip
+SETTERS = frozenset({"manual_seed", "seed", "set_rng_state", "set_state", "fork_rng"})
+"""Names of functions that set the state of torch's generator."""
+_NAMES = SETTERS | {
+    "random", "default_rng", "urandom", "getrandbits", "randint", "shuffle", "secrets", "RandomState", "Random",
+    "SystemRandom", "uniform", "gauss",
+}  # fmt: skip
 UNSEEDED = frozenset({"default_rng", "urandom", "secrets", "RandomState", "Random", "SystemRandom"})
 """Names of generators that may be made within a pass, and then have a seed of their own."""
-_LIBRARY = ("torch", "dropbayes")
 
 
 def is_generator(value: object) -> bool:
@@ -57,7 +58,7 @@ def _reached(net: nn.Module) -> Iterator[tuple[Any, set[str]]]:
     pending: list[Any] = []
     for module in net.modules():
         for cls in type(module).__mro__:
-            if cls in seen or cls.__module__.partition(".")[0] in (*_LIBRARY, "builtins"):
+            if cls in seen or cls.__module__.partition(".")[0] in ("torch", "dropbayes", "builtins"):
                 continue
             seen.add(cls)
             pending += [value for value in vars(cls).values() if hasattr(value, "__code__")]
@@ -67,8 +68,10 @@ def _reached(net: nn.Module) -> Iterator[tuple[Any, set[str]]]:
         function = pending.pop()
         if isinstance(function, functools.partial):
             pending.append(function.func)
-        code = getattr(function, "__code__", None)
-        names = set[str]() if code is None or code in seen else _names_in(code)
+        code, home = getattr(function, "__code__", None), str(getattr(function, "__module__", "")).partition(".")[0]
+        names = set[str]()
+        if code is not None and code not in seen and home not in ("torch", "dropbayes"):
+            names = _names_in(code)
         yield function, names
         if not names:
             continue

@@ -28,7 +28,7 @@ MAX_DEPTH = 8
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _GROUPS = ("_parameters", "_modules", "_buffers", *_HOOKS)
 # Flags are set by the view; state dictionaries and backward passes play no part in a forward pass.
-_INTERNAL = frozenset({*nn.Module().__dict__, "_compiled_call_impl"})
+BUILTIN = frozenset({*nn.Module().__dict__, "_compiled_call_impl"})
 
 
 class NetworkState:
@@ -97,7 +97,7 @@ class NetworkState:
         kind = module.__class__
         state = module.__dict__ | held(module)[1] if hasattr(kind, "__slots__") else module.__dict__
         tokens: dict[str, Any] = {"class": (id(kind), id(kind.forward))}
-        for key in state.keys() - _INTERNAL:
+        for key in state.keys() - BUILTIN:
             value = state[key]
             if value.__class__ in PLAIN:
                 tokens[key] = value
@@ -123,7 +123,7 @@ def _is_mutable(module: nn.Module, tokens: dict[str, Any]) -> bool:
     """Whether a module holds what can change and stay the same object; its slots count as such."""
     if hasattr(module.__class__, "__slots__") or any(module.__dict__[key] for key in _HOOKS):
         return True
-    own = ((tokens.get(key), value) for key, value in module.__dict__.items() if key not in _INTERNAL)
+    own = ((tokens.get(key), value) for key, value in module.__dict__.items() if key not in BUILTIN)
     return any(token is not value and token != id(value) for token, value in own)
 
 

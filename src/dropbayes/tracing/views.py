@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.tracing.generators import is_generator
-from dropbayes.tracing.states import MAX_DEPTH, PLAIN, NetworkState, cell_value, held, holds_modules, is_object
+from dropbayes.tracing.states import BUILTIN, MAX_DEPTH, PLAIN, NetworkState, cell_value, held, holds_modules, is_object
 from dropbayes.tracing.watch import SharedWrite, Watch, storage
 
 Flags = Callable[[str, nn.Module], bool]
@@ -108,10 +108,11 @@ class View:
         self._alive: list[Any] = []  # prevents the reuse of ids
         self._unregistered: dict[int, nn.Module] = {}  # modules past the module tree, which are the network's own
         self._memory: dict[int, torch.UntypedStorage] = {}  # copies of memory, by address
-        self._parameter_memory = {address for parameter in net.parameters() if (address := storage(parameter))}
         self.generators: list[Any] = []
         self._originals: list[nn.Module] = []
         self.net = self._clone(net, "")
+        held_by = (module._parameters.values() for module in self._originals)
+        self._parameter_memory = {storage(p) for parameters in held_by for p in parameters if p is not None} - {0}
         self.paths = {id(clone): self._names[original] for original, clone in self._clones.items()}  # names by id
         self._switches = any(_switches(module) for module in self._originals)
         for state, key, value in [entry for module in self._originals for entry in self._fill(module)]:
@@ -196,6 +197,8 @@ class View:
         state["_parameters"] = {name: self._parameter(parameter) for name, parameter in module._parameters.items()}
         state["_buffers"] = {name: self._tensor(buffer) for name, buffer in module._buffers.items()}
         state["_compiled_call_impl"] = None
+        # Most of what torch keeps in a module is empty, and no other module holds it.
+        state |= {k: type(v)() for k, v in module.__dict__.items() if k in BUILTIN and not v and k not in state}
         for key, value in [item for item in module.__dict__.items() if item[0] not in state]:
             if callable(value) or key in ("_forward_hooks", "_forward_pre_hooks"):
                 yield state, key, value
@@ -240,15 +243,14 @@ class View:
 
     def _switch(self, to_training: bool) -> bool:
         """Puts the view into a mode by the network's own method; whether that left its weights as they were."""
-        before = [
-            parameter.detach().clone() if self._own_parameters else parameter for parameter in self.net.parameters()
-        ]
+        shared = dict(self.net.named_parameters())
+        before = [value.detach().clone() if self._own_parameters else value for value in shared.values()]
         addresses = list(map(storage, before))
         flags = [(module, module.training) for one in self._unregistered.values() for module in one.modules()]
         for module in self._originals:
             self._clones[id(module)].__dict__["training"] = module.training
         try:
-            with Watch(shared={} if self._own_parameters else dict(self.net.named_parameters())):
+            with Watch(shared={} if self._own_parameters else shared):
                 self.net.train() if to_training else self.net.eval()
         except NotImplementedError as error:  # a graph of torch.export
             raise TypeError(

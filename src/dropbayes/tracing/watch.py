@@ -170,7 +170,7 @@ class Watch(TorchDispatchMode):
 
 def _marks(given: set[int], keys: dict[int, StorageWeakRef]) -> bool:
     """Whether memory that was marked is among `given`: not another tensor's, at the address of one that is gone."""
-    return any(key in keys and not keys[key].expired() for key in given)
+    return any(not keys[key].expired() for key in keys.keys() & given)
 
 
 def _with_generator(func: OpOverload) -> OpOverload:
