@@ -76,12 +76,6 @@ def checked_data(x: Tensor, y: Tensor, precision: float, *, noise_free: bool) ->
         raise ValueError(f"`precision` (τ) must be {allowed}; got {precision!r}.")
 
 
-def _tunable(covariance: Covariance) -> dict[str, float]:
-    """The scales that a search over logarithms can change: those neither zero nor infinite."""
-    values = {name: float(value) for name, value in covariance.scales.items()}
-    return {name: value for name, value in values.items() if 0 < value < math.inf}
-
-
 class NetworkKernel(Kernel):
     r"""The scikit-learn kernel of a network covariance: it can be cloned, composed, printed and tuned.
 
@@ -100,19 +94,21 @@ class NetworkKernel(Kernel):
 
     @property
     def hyperparameters(self) -> list[Hyperparameter]:
-        return [Hyperparameter(name, "numeric", self.scale_bounds) for name in _tunable(self.covariance)]
+        names = [name for name, value in self.covariance.scales.items() if 0 < float(value) < math.inf]
+        return [Hyperparameter(name, "numeric", self.scale_bounds) for name in names]
+
+    @property
+    def _free(self) -> list[str]:
+        return [parameter.name for parameter in self.hyperparameters if not parameter.fixed]
 
     @property
     def theta(self) -> np.ndarray:
         """The logarithms of the scales that are not fixed."""
-        if self.scale_bounds == "fixed":
-            return np.array([])
-        return np.log(list(_tunable(self.covariance).values()))
+        return np.log([float(self.covariance.scales[name]) for name in self._free])
 
     @theta.setter
     def theta(self, theta: np.ndarray) -> None:
-        names = _tunable(self.covariance) if self.scale_bounds != "fixed" else {}
-        self.covariance = self.covariance.with_scales(dict(zip(names, np.exp(theta).tolist(), strict=True)))
+        self.covariance = self.covariance.with_scales(dict(zip(self._free, np.exp(theta).tolist(), strict=True)))
 
     @on_cpu
     def __call__(self, X: Any, Y: Any = None, eval_gradient: bool = False) -> Any:
@@ -123,13 +119,12 @@ class NetworkKernel(Kernel):
         y = None if Y is None else torch.as_tensor(np.atleast_2d(Y), dtype=torch.float64)
         if not eval_gradient:
             return self.covariance(x, y).numpy()
-        names = [parameter.name for parameter in self.hyperparameters if not parameter.fixed]
         theta = torch.as_tensor(self.theta, dtype=torch.float64)
         slopes = torch.empty(len(x), len(x), len(theta), dtype=theta.dtype)
         with forward_ad.dual_level():  # of tensors that can be read, unlike those of `torch.func.jvp` before torch 2.7
             for k, unit in enumerate(torch.eye(len(theta), dtype=theta.dtype)):
                 scales = forward_ad.make_dual(theta, unit).exp()
-                matrix = self.covariance.with_scales(dict(zip(names, scales, strict=True)))(x)
+                matrix = self.covariance.with_scales(dict(zip(self._free, scales, strict=True)))(x)
                 slopes[..., k] = forward_ad.unpack_dual(matrix).tangent
         return self.covariance(x).numpy(), slopes.numpy()
 
