@@ -11,7 +11,7 @@ from dropbayes.runtime import validation
 from dropbayes.runtime.arrays import Array
 from dropbayes.runtime.devices import on_cpu
 from dropbayes.scores.averages import cumulative_weights
-from dropbayes.scores.classification import confidence_and_correctness, equal_bins
+from dropbayes.scores.classification import calibration_gap, confidence_and_correctness, equal_bins
 
 
 @dataclass(frozen=True)
@@ -156,15 +156,11 @@ def calibration_test(
     bins = equal_bins(confidence, n_bins)
     generator = validation.random_generator(seed)
 
-    def error(right: Tensor) -> float:
-        gap = torch.zeros(n_bins, dtype=torch.float64).index_add(0, bins, right - confidence)
-        return float(gap.abs().sum() / len(confidence))
-
     chance = torch.empty(n_resamples, dtype=torch.float64)  # in single precision, ties with the observed error break
     for index in range(n_resamples):
         uniform = torch.rand(len(confidence), generator=generator, dtype=torch.float64)
-        chance[index] = error((uniform < confidence).double())
-    observed = error(correct)
+        chance[index] = calibration_gap(confidence, (uniform < confidence).double(), bins)
+    observed = float(calibration_gap(confidence, correct, bins))
     p_value = (1 + int((chance >= observed - 1e-12).sum())) / (1 + n_resamples)
     return CalibrationTest(observed, float(chance.mean()), float(chance.quantile(0.95)), p_value)
 

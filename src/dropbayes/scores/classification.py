@@ -75,7 +75,7 @@ def expected_calibration_error(
         tensor(0.2500)
     """
     confidence, correct = confidence_and_correctness(probabilities, labels)
-    return _calibration_gap(confidence, correct, equal_bins(confidence, n_bins), sample_weight)
+    return calibration_gap(confidence, correct, equal_bins(confidence, n_bins), sample_weight)
 
 
 def equal_bins(shares: Tensor, n_bins: int) -> Tensor:
@@ -100,10 +100,11 @@ def adaptive_calibration_error(
     weight = row_weights(sample_weight, len(confidence), like=confidence)
     below, up_to, total = cumulative_weights(confidence, weight, confidence)
     mean_rank = (below + up_to) / 2  # of rows of equal confidence
-    return _calibration_gap(confidence, correct, equal_bins(mean_rank / total, n_bins), sample_weight)
+    return calibration_gap(confidence, correct, equal_bins(mean_rank / total, n_bins), sample_weight)
 
 
-def _calibration_gap(confidence: Tensor, correct: Tensor, bins: Tensor, sample_weight: Array | None) -> Tensor:
+def calibration_gap(confidence: Tensor, correct: Tensor, bins: Tensor, sample_weight: Array | None = None) -> Tensor:
+    """The calibration error of rows in bins: the mean over rows of the gap of accuracy and confidence in their bin."""
     weight = row_weights(sample_weight, len(confidence), like=confidence).to(confidence.dtype)
     gap = torch.zeros(int(bins.max()) + 1, dtype=confidence.dtype, device=confidence.device)
     return gap.index_add(0, bins, weight * (correct - confidence)).abs().sum() / weight.sum()
