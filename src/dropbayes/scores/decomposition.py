@@ -95,9 +95,8 @@ def crps_decomposition(draws: Array, y: Array, *, sample_weight: Array | None = 
     # Outside the draws the claim is 0 or 1, and a distance counts only if y lies there: the equivalent gap is that
     # distance over the observed frequency.
     outside_low, outside_high = (truth < ordered[0]).double() @ weight, (truth > ordered[-1]).double() @ weight
-    gap, frequency = mean_above + mean_below, torch.zeros(n_draws + 1, dtype=torch.float64, device=truth.device)
-    inside = gap > 0
-    frequency[inside] = (mean_above / gap)[inside]
+    gap = mean_above + mean_below
+    frequency = torch.where(gap > 0, mean_above / gap, 0.0)
     gap[0] = mean_above[0] / outside_low if outside_low > 0 else 0.0
     gap[-1] = mean_below[-1] / outside_high if outside_high > 0 else 0.0
     frequency[0], frequency[-1] = outside_low, 1 - outside_high
