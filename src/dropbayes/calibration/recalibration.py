@@ -101,7 +101,7 @@ def temperature(logit_draws: Array, labels: Array, *, sample_weight: Array | Non
         >>> temperature(logits[None], torch.tensor([0, 0, 0, 1]))  # 75 % are right: 4 / log 3
         tensor(3.6410)
     """
-    import scipy.optimize
+    from scipy.optimize import minimize_scalar
 
     logits = validation.finite_tensor("logit_draws", logit_draws)
     if logits.dim() != 3:
@@ -120,9 +120,7 @@ def temperature(logit_draws: Array, labels: Array, *, sample_weight: Array | Non
     end, n = math.log(20), 15
     start = min((step * end / n for step in range(-n, n + 1)), key=negative_log_likelihood)
     bounds = max(start - end / n, -end), min(start + end / n, end)
-    best = scipy.optimize.minimize_scalar(
-        negative_log_likelihood, bounds=bounds, method="bounded", options={"xatol": 1e-9}
-    )
+    best = minimize_scalar(negative_log_likelihood, bounds=bounds, method="bounded", options={"xatol": 1e-9})
     return logits.new_tensor(math.exp(best.x))
 
 
