@@ -7,8 +7,8 @@ for all of them: new masks at every step, as in `nn.LSTM(dropout=)`, are not dra
 
 from __future__ import annotations
 
-import contextvars
 from abc import ABC, abstractmethod
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -21,9 +21,7 @@ from torch.utils._pytree import PyTree
 from dropbayes.layers.noise import check_drop_prob
 from dropbayes.layers.structure import is_bias
 
-_pass: contextvars.ContextVar[tuple[int, dict[Any, Tensor]] | None] = contextvars.ContextVar(
-    "forward pass", default=None
-)
+_pass: ContextVar[tuple[int, dict[Any, Tensor]] | None] = ContextVar("forward pass", default=None)
 """The nesting depth of hooked networks in the current forward pass, and the masks drawn in it."""
 
 
