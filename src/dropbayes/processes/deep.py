@@ -52,11 +52,8 @@ class Deep(Covariance):
 
     @property
     def scales(self) -> dict[str, float | Tensor]:
-        return {
-            f"layer{i}_{name}": value
-            for i, layer in enumerate(self.layers, start=1)
-            for name, value in layer.scales.items()
-        }
+        numbered = enumerate(self.layers, start=1)
+        return {f"layer{i}_{name}": value for i, layer in numbered for name, value in layer.scales.items()}
 
     def with_scales(self, values: Mapping[str, float | Tensor]) -> Self:
         layers = []
