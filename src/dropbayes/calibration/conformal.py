@@ -21,7 +21,6 @@ has the weight of each held-out row: one of weight 2 counts as two, and a new ro
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -156,16 +155,16 @@ def standardised_residuals(mean: Array, std: Array | float, y: Array) -> Tensor:
         >>> standardised_residuals(torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([4.0]))
         tensor([1.5000])
     """
-    centre, deviation, outcome = _moments({"mean": mean, "y": y}, std)
+    centre, deviation, outcome = _moments(mean, std, y=y)
     return (outcome - centre).abs() / deviation
 
 
-def _moments(arrays: Mapping[str, Array], std: Array | float) -> list[Tensor]:
+def _moments(mean: Array, std: Array | float, **others: Array) -> list[Tensor]:
     """The mean, the positive standard deviation and the other arrays, of one shape; a scalar deviation is expanded."""
     deviation = validation.finite_tensor("std", std)
     if deviation.dim() == 0:
-        deviation = deviation.expand(validation.finite_tensor("mean", arrays["mean"]).shape)
-    tensors = validation.matching_tensors({"mean": arrays["mean"], "std": deviation, **arrays})
+        deviation = deviation.expand(validation.finite_tensor("mean", mean).shape)
+    tensors = validation.matching_tensors({"mean": mean, "std": deviation, **others})
     validation.check_values("std", tensors[1], positive=True)
     return tensors
 
@@ -181,7 +180,7 @@ def conformal_interval(mean: Array, std: Array | float, *, threshold: Array | fl
         >>> conformal_interval(torch.tensor([5.0]), torch.tensor([2.0]), threshold=1.8)
         (tensor([1.4000]), tensor([8.6000]))
     """
-    centre, deviation = _moments({"mean": mean}, std)
+    centre, deviation = _moments(mean, std)
     half = _per_row(threshold, centre).clamp_min(0) * deviation
     return centre - half, centre + half
 
@@ -313,7 +312,7 @@ def conformal_distribution(
         >>> new.quantile(0.5), new.interval(0.6), new.distribution(torch.tensor([10.5]))
         (tensor([10.]), (tensor([8.]), tensor([15.])), tensor([0.5833]))
     """
-    centre, deviation = _moments({"mean": validation.row_values("mean", mean)}, std)
+    centre, deviation = _moments(validation.row_values("mean", mean), std)
     residuals, order = validation.row_values("calibration_residuals", calibration_residuals).sort()
     weight = validation.row_weights(sample_weight, len(residuals), like=residuals)[order]
     return ConformalDistribution(centre, deviation, residuals, weight)
