@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from dropbayes.likelihoods import Gaussian, Likelihood, output_tensor
+from dropbayes.likelihoods import Gaussian, Likelihood, output_tensor, predictive_log_density
 from dropbayes.runtime.devices import capture_graph
 from dropbayes.runtime.validation import check_count, check_positive, check_probability
 from dropbayes.sampling import draws, is_stochastic
@@ -242,8 +242,7 @@ class EarlyStopping:
                 sampled = output_tensor(draws(net, batch.arguments, n_draws=self.n_draws, seed=seed, masks="row"))
             else:
                 sampled = batch.output(net)[None]
-            densities = likelihood.log_density(sampled, batch.y).double()
-            total += float((densities.logsumexp(0) - math.log(len(densities))).sum())
+            total += float(predictive_log_density(likelihood, sampled.double(), batch.y).sum())
             n_rows += len(batch.y)
         if math.isnan(total):
             reason = "look for NaN or extreme values in the inputs of `held_out`"
