@@ -308,8 +308,7 @@ def _read(net: nn.Module, x: Any) -> _Reading:
         reading = _Reading(SiteNames(paths), weights, layers, tensor_leaves(x))
         try:
             with Interception(reading):
-                named = isinstance(x, Mapping)
-                net(**x) if named else net(*x) if isinstance(x, (tuple, list)) else net(x)
+                net(**x) if isinstance(x, Mapping) else net(*x) if isinstance(x, (tuple, list)) else net(x)
         finally:
             for buffer, value in buffers:  # such as running statistics
                 buffer.copy_(value)

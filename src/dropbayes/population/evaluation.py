@@ -139,8 +139,7 @@ def fit_and_score(
     unit = replace(population, precision=population.y_scale**-2)
     errors, logs, of_mean = [], [], []
     for index in _member_groups(population, inputs.shape[1] * max(1, n_draws // 8)):
-        some = select(unit, index)
-        mean, variance = _draws(some, inputs, n_draws, seed)
+        mean, variance = _draws(select(unit, index), inputs, n_draws, seed)
         errors.append(((y[index] - mean).square() / variance).float())
         logs.append((-0.5 * variance.log()).sum(-1).float())
         of_mean.append(y[index] - mean.mean(0))

@@ -190,8 +190,7 @@ def plan_by(
     if not isinstance(options, Linear):
         raise ValueError(f'`method` must be "sampling", "linear", "moments" or "controlled"; got {method!r}.')
     plan = linear_plan(net, inputs, drawn["sampling"])
-    place = request.likelihood_tensor(plan.profile)
-    return replace(plan, options=options, judged=place, only_moments=only_moments)
+    return replace(plan, options=options, judged=request.likelihood_tensor(plan.profile), only_moments=only_moments)
 
 
 def outputs_by(method: str | Linear, net: nn.Module, x: PyTree, *, n_draws: int, seed: int) -> PyTree:
