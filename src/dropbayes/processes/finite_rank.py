@@ -141,22 +141,20 @@ def network_evidence(
     size = sum(map(math.prod, sizes))
     x, targets = x.double(), y.double().reshape(len(y), -1)
     zero, eye = x.new_zeros(size), torch.eye(size, dtype=x.dtype, device=x.device)
-    mean, root, share = zero, eye, 1.0  # the parameters as functions of standard normal numbers
+    mean, root = zero, eye  # the parameters as functions of standard normal numbers
+    share = 0.3  # of draws from the prior, which bounds the importance weights by 1/0.3 times those of the prior
     for _ in range(4):  # adapts the proposal; only the last round gives the estimate, so that it is unbiased
         noise = torch.randn(n_draws, size, generator=generator, dtype=x.dtype, device="cpu").to(x.device)
         uniform = torch.rand(n_draws, 1, generator=generator, dtype=x.dtype, device="cpu").to(x.device)
         draws = torch.where(uniform < share, noise, mean + noise @ root.T)
         prior = MultivariateNormal(zero, scale_tril=eye).log_prob(draws)
-        proposal = prior
-        if share < 1:
-            adapted = MultivariateNormal(mean, scale_tril=root).log_prob(draws)
-            proposal = torch.logaddexp(prior + math.log(share), adapted + math.log1p(-share))
+        adapted = MultivariateNormal(mean, scale_tril=root).log_prob(draws)
+        proposal = torch.logaddexp(prior + math.log(share), adapted + math.log1p(-share))
         log_weights = _conditional_evidence(layers, sizes, x, targets, draws, precision) + prior - proposal
         weights = log_weights.softmax(0)
         mean = weights @ draws
         centred = draws - mean
         root = torch.linalg.cholesky(torch.einsum("t,ti,tj->ij", weights, centred, centred) * 1.5 + 1e-2 * eye)
-        share = 0.3  # of draws from the prior, which bounds the importance weights by 1/0.3 times those of the prior
     effective = 1 / weights.square().sum()
     error = (n_draws * weights - 1).square().mean().sqrt() / math.sqrt(n_draws)
     return Evidence(float(log_weights.logsumexp(0)) - math.log(n_draws), float(error), float(effective))
