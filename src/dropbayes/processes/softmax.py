@@ -63,19 +63,17 @@ def softmax_process(
     prior = covariance(x)
     prior = prior + 1e-10 * prior.diagonal().mean() * torch.eye(len(x)).to(x)  # so that it factorises
     y = torch.nn.functional.one_hot(labels, n_classes).T.to(x)  # [class, row]
-    latent, before = torch.zeros_like(y), -torch.inf
-    for _ in range(200):  # Newton's steps: a few are enough, unless the classes are separated
+    a, latent, before = torch.zeros_like(y), torch.zeros_like(y), -torch.inf
+    for _ in range(201):  # Newton's steps and the first point: a few are enough, unless the classes are separated
         pi = latent.softmax(0)
         noise, log_determinant = _noise(prior, pi)
-        b = pi * latent - pi * (pi * latent).sum(0) + y - pi  # W f + y - π
-        a = b - torch.einsum("crds,ds->cr", noise, b @ prior)
-        latent = a @ prior
         value = float(-0.5 * (a * latent).sum() + (y * latent).sum() - latent.logsumexp(0).sum())
         if abs(value - before) < 1e-10:
             break
         before = value
-    pi = latent.softmax(0)
-    noise, log_determinant = _noise(prior, pi)
+        b = pi * latent - pi * (pi * latent).sum(0) + y - pi  # W f + y - π
+        a = b - torch.einsum("crds,ds->cr", noise, b @ prior)
+        latent = a @ prior
     return SoftmaxProcess(covariance, x, (y - pi).T, noise, value - 0.5 * float(log_determinant))
 
 
