@@ -157,10 +157,8 @@ def _p_value(losses: Tensor, target: float) -> float:
     import scipy.stats
 
     n_kept = len(losses)
-    if not n_kept:
-        return 1.0
     total, mean = float(losses.sum()), min(float(losses.mean()), target)
-    if bool(((losses == 0) | (losses == 1)).all()):
+    if bool(((losses == 0) | (losses == 1)).all()):  # as those of no row are, whose p-value is 1
         return float(scipy.stats.binom.cdf(round(total), n_kept, target))
     # Hoeffding's bound in terms of the relative entropy, and Bentkus's in terms of the binomial.
     entropy = (1 - mean) * math.log((1 - mean) / (1 - target)) + (mean * math.log(mean / target) if mean else 0.0)
