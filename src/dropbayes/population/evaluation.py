@@ -182,8 +182,7 @@ def _best_precision(error: Tensor, log: Tensor, weight: Tensor, group: Tensor) -
         mean, spread = group_sum(first * tau), group_sum(second * tau.square())
         slope, curvature = 0.5 * (count - mean), -0.5 * mean + 0.25 * spread
         expectation = (count / mean.clamp(min=1e-12)).log()
-        newton = torch.where(curvature < -1e-3 * count, -slope / curvature, expectation)
-        step = newton.clamp(-1.0, 1.0)
+        step = torch.where(curvature < -1e-3 * count, -slope / curvature, expectation).clamp(-1.0, 1.0)
         log_tau = log_tau + step
         if float(step.abs().max()) < 1e-4:
             break

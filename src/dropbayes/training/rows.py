@@ -68,8 +68,7 @@ class TensorRows:
         # Copied once: every copy from the host waits for the device.
         for index in torch.randperm(self.n_rows, device="cpu").to(self.y.device).split(self.batch_size):
             weight = None if self.weight is None else self.weight[index.to(self.device)]
-            leaves = tuple(self.inputs.rows(index))
-            rows = dataclasses.replace(self.inputs, leaves=leaves, n_rows=len(index))
+            rows = dataclasses.replace(self.inputs, leaves=tuple(self.inputs.rows(index)), n_rows=len(index))
             yield Batch(rows.to(self.device), self.y[index].to(self.device), weight)
 
     def pass_through(self) -> Iterator[Batch]:
