@@ -54,12 +54,7 @@ class MissingValues:
 
 @dataclass(frozen=True, eq=False)
 class Bins:
-    """The bins of each column.
-
-    Example:
-        >>> Bins((np.array([0.0, 1.0, 3.0]),)).encode(np.array([[0.5], [2.0], [9.0]])).tolist()
-        [[0.5, 0.5, 0.0], [2.0, 1.0, 0.5], [9.0, 1.0, 1.0]]
-    """
+    """The bins of each column."""
 
     edges: tuple[Numbers, ...]  # of each column's bins, in increasing order; empty for a column without bins
 

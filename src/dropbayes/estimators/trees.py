@@ -33,14 +33,7 @@ Nodes = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # column, thresho
 
 @dataclass(frozen=True, eq=False)
 class Trees:
-    """The nodes of several trees, one tree after another.
-
-    Example:
-        >>> stump = [np.zeros(3), np.zeros(3), np.array([[1, 2], [1, 1], [2, 2]]), np.array([[0, 0], [1, 0], [0, 1]])]
-        >>> one = _joined([stump], boosted=False)
-        >>> one.probabilities(np.array([[-3.0], [0.5]])).tolist()
-        [[1.0, 0.0], [0.0, 1.0]]
-    """
+    """The nodes of several trees, one tree after another."""
 
     column: Tensor  # of each node: rows whose value there is at most the threshold go left
     threshold: Tensor
@@ -162,12 +155,7 @@ def prefers_boosted(draws: Tensor, boosted: Tensor, y: Tensor, weight: Tensor) -
 
 
 def among(draws: Tensor, trees: Tensor, share: float) -> Tensor:
-    """The draws, and as many of trees `[tree, row, 1]`, some left out or repeated, as make up their share.
-
-    Example:
-        >>> among(torch.zeros(4, 1, 1), torch.arange(1.0, 4)[:, None, None], 1 / 3).flatten()
-        tensor([0., 0., 0., 0., 1., 2.])
-    """
+    """The draws, and as many of trees `[tree, row, 1]`, some left out or repeated, as make up their share."""
     n_more = round(len(draws) * share / (1 - share))
     return torch.cat([draws, trees[torch.arange(n_more) * len(trees) // max(1, n_more)].to(draws)])
 

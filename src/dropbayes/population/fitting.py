@@ -68,12 +68,6 @@ def train(
         dtype: The type of parameters and data.
         progress: Whether to show a bar; by default when standard error is a terminal. A given bar is advanced by the
             steps of every network.
-
-    Example:
-        >>> x = torch.linspace(-1, 1, 64)[:, None]
-        >>> trained = train([Task(x, x.sin())], [Member(epochs=2, seed=s) for s in range(3)], device="cpu")
-        >>> trained.weights[0].shape
-        torch.Size([3, 1, 50])
     """
     head = head_of(likelihood)
     _check(tasks, members, hidden, activation, start)

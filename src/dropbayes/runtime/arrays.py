@@ -19,11 +19,6 @@ def to_tensor(array: Any, *, name: str = "array") -> Tensor:
     """A tensor as it is; anything else that NumPy reads as real numbers or truth values, copied.
 
     The copy is deliberate: arrays of pandas are often read-only, and a tensor would write through them.
-
-    Example:
-        >>> to_tensor([[1, 2], [3, 4]])
-        tensor([[1, 2],
-                [3, 4]])
     """
     if isinstance(array, Tensor):
         if array.layout is not torch.strided or array.is_meta:

@@ -137,12 +137,6 @@ def flush_denormals() -> contextlib.AbstractContextManager[None]:
     """Numbers below the smallest normal one are zero on this thread, where the processor can do that.
 
     Arithmetic with them, into which the weights of a unit that no longer learns decay, takes up to 100 times as long.
-
-    Example:
-        >>> with flush_denormals():
-        ...     flushed = float(torch.tensor(1e-30) * 1e-10)
-        >>> flushed, float(torch.tensor(1e-30) * 1e-10) > 0
-        (0.0, True)
     """
     return changed_setting(torch.set_flush_denormal, True, float(torch.full((), 1e-30) * 1e-10) == 0.0)
 

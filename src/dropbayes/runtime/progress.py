@@ -20,11 +20,6 @@ class ProgressBar:
     Of a `total` number of units, if known, `initial` ones were done by the run that is resumed. "bytes" are shown in kB
     and MB. By default a bar is shown in a terminal or notebook, elsewhere one line per minute; work that is done within
     the seconds of `delay` shows nothing, and waits for no import.
-
-    Example:
-        >>> with ProgressBar("fit", 3, unit="epochs") as progress:
-        ...     progress.advance()
-        ...     progress.advance_to(3)
     """
 
     def __init__(
@@ -71,14 +66,7 @@ class ProgressBar:
         return tqdm(total=self.total, desc=self.title, initial=self.done, leave=False, **self._unit)
 
     def line(self, seconds: float) -> str:
-        """The progress in one line of text, after the given seconds.
-
-        Example:
-            >>> progress = ProgressBar("fit", 400, unit="epochs", show=False)
-            >>> progress.advance(100)
-            >>> progress.line(60)
-            'fit: 100/400 epochs [01:00<03:00]'
-        """
+        """The progress in one line of text, after the given seconds."""
         from tqdm import tqdm
 
         shown = "{desc}: {n_fmt}/{total_fmt}{unit} [{elapsed}<{remaining}]"

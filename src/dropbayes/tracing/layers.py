@@ -156,7 +156,9 @@ def _one_hot(mode: RandomMode, func: Operation, tensor: Tensor, num_classes: int
 
 
 @handles(HANDLERS, F.embedding)
-def _embedding(mode: RandomMode, func: Operation, input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def _embedding(
+    mode: RandomMode, func: Operation, input: Tensor, weight: Tensor, *args: object, **kwargs: object
+) -> Tensor:
     try:
         return func(input, weight, *args, **kwargs)
     except IndexError as error:  # torch's own names neither the index nor the table

@@ -14,12 +14,7 @@ if TYPE_CHECKING:
 
 
 def one_line(text: object) -> str:
-    r"""The text on one line, without characters that would steer a terminal.
-
-    Example:
-        >>> one_line("a\n  b\x1b[31m")
-        'a b�[31m'
-    """
+    """The text on one line, without characters that would steer a terminal."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in " ".join(str(text).split()))
 
 

@@ -151,12 +151,7 @@ def _read_description(path: pathlib.Path) -> dict[str, Any]:
 
 
 def range_text(column: Column) -> str:
-    """The range of a column's values in the training rows.
-
-    Example:
-        >>> range_text(Column("a", "number", low=0.5, high=2.0))
-        '0.5 to 2'
-    """
+    """The range of a column's values in the training rows."""
     if column.kind == "category":
         return ", ".join(column.categories[:8]) + (", …" if len(column.categories) > 8 else "")
     if column.kind == "boolean":

@@ -84,13 +84,7 @@ def page_html() -> str:
 
 
 class PageServer(ThreadingHTTPServer):
-    """A server of the one page on a port of 127.0.0.1, by default a free one; no other machine can reach it.
-
-    Example:
-        >>> with PageServer(0) as server:
-        ...     server.url.startswith("http://127.0.0.1:")
-        True
-    """
+    """A server of the one page on a port of 127.0.0.1, by default a free one; no other machine can reach it."""
 
     def __init__(self, port: int = 0) -> None:
         super().__init__(("127.0.0.1", port), _Handler)

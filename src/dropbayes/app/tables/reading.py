@@ -40,13 +40,7 @@ _FOREIGN: dict[bytes | tuple[bytes, ...], str] = {  # by how such files begin, i
 
 
 def regroup(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
-    """The same rows in tables of exactly `rows` rows, the last one excepted.
-
-    Example:
-        >>> parts = [pa.table({"a": [1, 2, 3]}), pa.table({"a": [4]}), pa.table({"a": [5]})]
-        >>> [part["a"].to_pylist() for part in regroup(parts, 2)]
-        [[1, 2], [3, 4], [5]]
-    """
+    """The same rows in tables of exactly `rows` rows, the last one excepted."""
     waiting: list[pa.Table] = []
     for table in tables:
         waiting.append(table)
@@ -60,12 +54,7 @@ def regroup(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
 
 
 def delimiter_of(text: str) -> str:
-    r"""The delimiter under which the first records have the same number of fields, and most of them; "," if none has.
-
-    Example:
-        >>> delimiter_of("a;b\n1,5;2,5\n"), delimiter_of("a\tb\n1\t2\n"), delimiter_of("a\n1\n")
-        (';', '\t', ',')
-    """
+    """The delimiter that splits the first records into equally many fields, and most of them; "," if none does."""
     beginning = "".join(text.splitlines(keepends=True)[:100])
     counts: dict[str, list[int]] = {}
     for candidate in ",;\t|":

@@ -50,14 +50,7 @@ def first_failure(texts: pa.Array) -> int | None:
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """The cells of a column, and how messages call them.
-
-    Example:
-        >>> Cells(pa.array([" 1.5", "NA"]), "a", at=str).numbers()
-        array([1.5, nan])
-        >>> Cells(pa.array([1.0, 2.5, None]), "a", at=str).labels()
-        ['1', '2.5', None]
-    """
+    """The cells of a column, and how messages call them."""
 
     # As one array: dictionaries decoded, decimals as numbers, durations in days, nulls alone as texts.
     values: pa.Array
