@@ -128,7 +128,9 @@ class Watch(TorchDispatchMode):
         if (drawn or rowed) and any(word in name for word in ("index", "gather", "scatter", "take")):
             indices = {storage(index) for index in _tensors(args[1:]) if index.dtype == torch.int64}
             known = self._drawn | self._rowed
+            # Of a length that depends on values, they send some of the rows elsewhere, which is seen by that.
             by_value = bool(indices) and all(_marks({index}, known) for index in indices)
+            by_value &= not _marks(indices, self._sized)
             self.reorders |= by_value and _marks(given - indices, known)
         written = _written(func, args, kwargs) if func._schema.is_mutable else set[int]()
         for key in written & self._shared.keys():
