@@ -74,6 +74,17 @@ def test_the_pages_quote_how_much_faster_a_late_dropout_is():
     assert [quoted] == [float(int(ratio)) for ratio in ratios]
 
 
+def test_the_benchmarks_show_the_stored_table():
+    measured = json.loads((ROOT / "benchmarks" / "results" / "prediction.json").read_text())
+    text = (ROOT / "docs" / "benchmarks.md").read_text().partition("\n## ")[0]
+    lines = [line.split(" | ") for line in text.splitlines() if line.count("|") == 5]
+    assert [line[0].strip("| ") for line in lines[2:]] == [case["case"] for case in measured["speed"]]
+    for (_, loop, repeat, first), case in zip(lines[2:], measured["speed"], strict=True):
+        assert loop == f"{case['against_loop']:.1f}x"
+        assert repeat == ("-" if case["against_repeat"] is None else f"{case['against_repeat']:.1f}x")
+        assert first.strip(" |") == f"{case['first_ms'] / case['loop_ms']:.2g}"
+
+
 def test_the_architectures_quote_the_errors_of_lenet():
     metrics = stored("convolution")["metrics"]
     quoted = numbers(
