@@ -284,6 +284,9 @@ CASES: dict[str, Case] = {
     "vgg16": Case(lambda: of_torchvision("vgg16"), normal(3, 224, 224), 16, 50, vgg_split),
     "densenet121": Case(lambda: of_torchvision("densenet121", drop_rate=0.2), normal(3, 224, 224), 8, 32),
     "efficientnet_b0": Case(lambda: of_torchvision("efficientnet_b0"), normal(3, 224, 224), 16, 32),
+    "efficientnet_v2_s": Case(lambda: of_torchvision("efficientnet_v2_s"), normal(3, 224, 224), 8, 16),
+    "maxvit_t": Case(lambda: of_torchvision("maxvit_t"), normal(3, 224, 224), 4, 16),
+    "swin_t": Case(lambda: of_torchvision("swin_t", dropout=0.1, attention_dropout=0.1), normal(3, 224, 224), 8, 16),
     "vit_b_16": Case(
         lambda: of_torchvision("vit_b_16", dropout=0.1, attention_dropout=0.1), normal(3, 224, 224), 8, 32
     ),
