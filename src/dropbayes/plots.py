@@ -185,12 +185,7 @@ def uncertainty_histogram(
 
 
 def percentile_text(percentile: float) -> str:
-    """The percentile in words, without a claim of digits no fit can have.
-
-    Examples:
-        >>> percentile_text(99.98), percentile_text(12.34)
-        ('above percentile 99.9', 'percentile 12.3')
-    """
+    """The percentile in words, without a claim of digits no fit can have."""
     validation.check_probability("percentile / 100", percentile / 100, closed=True)
     if percentile > 99.9:
         return "above percentile 99.9"

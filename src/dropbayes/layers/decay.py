@@ -13,7 +13,7 @@ from torch.distributions import Distribution
 from dropbayes.layers import structure
 from dropbayes.layers.family import binary_entropy, is_zero, log
 from dropbayes.layers.precision import Prior
-from dropbayes.runtime.validation import check_keep_prob, check_n_data, check_number, check_positive
+from dropbayes.runtime.validation import check_keep_prob, check_n_data, check_number, check_positive, check_type
 from dropbayes.tracing.views import check_modules
 
 
@@ -70,6 +70,7 @@ class Decay:
 def decays(net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, float] | None = None) -> Iterator[Decay]:
     """Every parameter of `net` whose KL is a weight decay; a tied one once, with its smallest keep probability."""
     check_modules(net)
+    check_type("prior", prior, Prior, "be a record Prior(...)")
     given = dict(keep_probs or {})
     layers = dict(structure.weight_layers(net))
     if given or prior.per_layer:

@@ -16,6 +16,7 @@ from dropbayes.layers.decay import Decay
 from dropbayes.layers.family import Family, in_full_precision, is_zero
 from dropbayes.layers.noise import BernoulliNoise, Noise
 from dropbayes.layers.precision import Prior
+from dropbayes.runtime.validation import check_type
 from dropbayes.tracing import draw_or_mean
 
 
@@ -35,8 +36,7 @@ class WeightLayer(nn.Module):
 
     def __init__(self, *args: Any, noise: Noise | None = None, row_axis: int = 0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if not isinstance(noise, Noise | None):
-            raise TypeError(f"`noise` must be a noise, such as BernoulliNoise(0.1); got {noise!r}.")
+        check_type("noise", noise, (Noise, type(None)), "be a noise, such as BernoulliNoise(0.1)")
         self.noise = BernoulliNoise() if noise is None else copy.deepcopy(noise)  # no two layers share parameters
         self.noise.attach(*self.matrix().shape, bias=self.bias is not None)
         self.row_axis = row_axis

@@ -15,8 +15,8 @@ from dropbayes.processes.pairs import Covariance, Pairs
 from dropbayes.runtime.validation import check_count, check_positive
 
 
-def _checked_layers(layers: Sequence[Layer]) -> None:
-    if not layers or not all(isinstance(layer, Layer) for layer in layers):
+def checked_layers(layers: Sequence[Layer]) -> None:
+    if not isinstance(layers, Sequence) or not layers or not all(isinstance(layer, Layer) for layer in layers):
         raise ValueError(f"`layers` must be one or more covariances of a layer, first layer first; got {layers!r}.")
 
 
@@ -43,7 +43,7 @@ class Deep(Covariance):
     layers: tuple[Layer, ...]
 
     def __post_init__(self) -> None:
-        _checked_layers(self.layers)
+        checked_layers(self.layers)
 
     def of_pairs(self, pairs: Pairs) -> Tensor:
         for layer in self.layers[:-1]:
@@ -147,7 +147,7 @@ def network_prior_draws(
         >>> network_prior_draws([ReLU(), ReLU()], torch.ones(5, 3), widths=[20, 30], n_draws=7).shape
         torch.Size([7, 5, 1])
     """
-    _checked_layers(layers)
+    checked_layers(layers)
     if len(widths) != len(layers) or min(widths) < 1:
         raise ValueError(f"`widths` must be one positive width for each of the {len(layers)} layers; got {widths!r}.")
     generator = torch.Generator().manual_seed(seed)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from dropbayes.likelihoods.observation import checked_targets, sum_events
-from dropbayes.processes.pairs import Covariance, checked_inputs
+from dropbayes.processes.pairs import Covariance, check_covariance, checked_inputs
 from dropbayes.runtime.devices import on_cpu
 from dropbayes.runtime.validation import check_count
 
@@ -71,7 +71,7 @@ def checked_data(x: Tensor, y: Tensor, precision: float, *, noise_free: bool) ->
             f"{tuple(getattr(y, 'shape', ()))} for x {tuple(x.shape)}."
         )
     checked_inputs(y.reshape(len(y), -1), "y")
-    if not precision > 0 or (precision == math.inf and not noise_free):
+    if not isinstance(precision, (int, float)) or not precision > 0 or (precision == math.inf and not noise_free):
         allowed = "positive (math.inf for data without noise)" if noise_free else "positive and finite"
         raise ValueError(f"`precision` (τ) must be {allowed}; got {precision!r}.")
 
@@ -203,6 +203,7 @@ def exact_process(
         >>> process.mean(x), process.variance(x)
         (tensor([1.]), tensor([0.5000]))
     """
+    check_covariance(covariance, Kernel)
     checked_data(x, y, precision, noise_free=True)
     kernel = NetworkKernel(covariance) if isinstance(covariance, Covariance) else covariance
     if isinstance(output_bias, Tensor) and output_bias.dim() and output_bias.shape != y.shape[1:]:
@@ -243,6 +244,7 @@ def tuned_covariance(
     The search starts at the scales of `covariance`, of which zero and infinite ones stay fixed, and `n_restarts` times
     at random ones, from `seed`; $\tau$ is held fixed. The data are those of `exact_process`.
     """
+    check_covariance(covariance)
     checked_data(x, y, precision, noise_free=False)
     regressor = GaussianProcessRegressor(
         NetworkKernel(covariance), alpha=1 / precision, n_restarts_optimizer=n_restarts, random_state=seed
@@ -253,6 +255,7 @@ def tuned_covariance(
 
 def prior_draws(covariance: Covariance | Kernel, x: Tensor, *, n_draws: int, seed: int = 0) -> Tensor:
     r"""Functions drawn from the prior $\mathcal N(0, \mathbf K(\mathbf X, \mathbf X))$ at `x`, `[draw, row]`."""
+    check_covariance(covariance, Kernel)
     checked_data(x, x.new_zeros(len(x)), 1.0, noise_free=True)
     check_count("n_draws", n_draws)
     kernel = NetworkKernel(covariance) if isinstance(covariance, Covariance) else covariance

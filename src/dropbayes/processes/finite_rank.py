@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 
 from dropbayes.processes.covariances import Features, Layer
+from dropbayes.processes.deep import checked_layers
 from dropbayes.processes.exact import Process, checked_data
-from dropbayes.runtime.validation import check_count
+from dropbayes.runtime.validation import check_count, check_type
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ def finite_rank_process(
         >>> bool((process.mean(x) - x[:, 0].sin()).abs().max() < 0.05)
         True
     """
+    check_type("features", features, Features, "be the features of a layer, such as ReLU().features(1, width=50)")
     checked_data(x, y, precision, noise_free=False)
     phi = features(x)
     if y.dtype != phi.dtype:
@@ -131,7 +133,8 @@ def network_evidence(
         True
     """
     checked_data(x, y, precision, noise_free=False)
-    layers = [layers] if isinstance(layers, Layer) else list(layers)
+    layers = [layers] if isinstance(layers, Layer) else layers
+    checked_layers(layers)
     widths = [width] if isinstance(width, int) else list(width)
     check_count("n_draws", n_draws, at_least=2)
     if len(widths) != len(layers) or min(widths, default=0) < 1:

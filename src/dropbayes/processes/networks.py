@@ -27,6 +27,7 @@ from dropbayes.layers.family import is_zero
 from dropbayes.layers.structure import stated_keep_prob
 from dropbayes.processes.covariances import Erf, Identity, Layer, Quadrature, ReLU, Sigmoid, TanH
 from dropbayes.processes.pairs import Covariance, Pairs
+from dropbayes.runtime.validation import check_type
 from dropbayes.tracing.views import check_modules, checked_network
 
 _ELEMENTS = 2**22  # in a block of covariances, each pair of rows with all its positions
@@ -159,8 +160,7 @@ def process_of(
         True
     """
     check_modules(net := checked_network(net))
-    if type(prior) is not Prior:
-        raise TypeError(f"`prior` must be a record Prior(...); got {prior!r}.")
+    check_type("prior", prior, Prior, "be a record Prior(...)")
     if _kind(net) == "weights":
         raise ValueError("`net` must hold its layers; got one layer itself. Pass nn.Sequential(net).")
     kept = {}

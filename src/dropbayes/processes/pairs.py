@@ -12,7 +12,12 @@ import torch
 from torch import Tensor
 
 from dropbayes.layers.family import safe_sqrt
-from dropbayes.runtime.validation import finite_tensor
+from dropbayes.runtime.validation import check_type, finite_tensor
+
+
+def check_covariance(covariance: object, *others: type) -> None:
+    """Raises unless it is a covariance, or of one of the other classes."""
+    check_type("covariance", covariance, (Covariance, *others), "be a covariance, such as ReLU(length_scale=1.0)")
 
 
 def checked_inputs(x: Tensor, name: str) -> Tensor:

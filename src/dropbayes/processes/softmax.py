@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dropbayes.processes.pairs import Covariance
+from dropbayes.processes.pairs import Covariance, check_covariance
 from dropbayes.runtime.validation import check_count, class_labels
 
 
@@ -56,6 +56,7 @@ def softmax_process(
         >>> process.probabilities(x).argmax(-1).tolist()
         [0, 1, 2]
     """
+    check_covariance(covariance)
     labels = class_labels(labels, n_rows=len(x), n_classes=2**31 if n_classes is None else n_classes)
     n_classes = int(labels.max()) + 1 if n_classes is None else n_classes
     check_count("n_classes", n_classes, at_least=2)

@@ -73,6 +73,12 @@ def check_choice(name: str, value: object, choices: Iterable[object]) -> None:
         raise ValueError(f"`{name}` must be one of {', '.join(map(repr, known))}; got {value!r}.")
 
 
+def check_type(name: str, value: object, kinds: type | tuple[type, ...], rule: str) -> None:
+    """Raises unless `value` is of one of these classes: the argument `name` must `rule`, in words."""
+    if not isinstance(value, kinds):
+        raise TypeError(f"`{name}` must {rule}; got {' '.join(repr(value).split())[:120]}.")
+
+
 def random_generator(seed: int) -> torch.Generator:
     """A generator on the CPU with the seed, a whole number."""
     if not _is_whole(seed):
@@ -94,12 +100,7 @@ NOT_FINITE = "`net` gave NaN or infinite outputs or slopes. Check the input rows
 
 
 def float_tensor(array: Array | float, *, name: str = "array") -> Tensor:
-    """The array as a floating tensor: integers as float64, half precision as float32, NumPy arrays copied.
-
-    Examples:
-        >>> float_tensor(np.array([1, 2]))
-        tensor([1., 2.], dtype=torch.float64)
-    """
+    """The array as a floating tensor: integers as float64, half precision as float32, NumPy arrays copied."""
     tensor = to_tensor(array, name=name)
     if tensor.is_complex():
         raise ValueError(f"`{name}` must hold real numbers; got {tensor.dtype}.")
@@ -249,12 +250,7 @@ def events(name: str, array: Array, *, n_rows: int) -> Tensor:
 
 
 def quote(value: object) -> str:
-    """A value quoted for a message: on one line, without control characters or halves of one, not too long.
-
-    Example:
-        >>> quote("a" * 100)
-        "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa…'"
-    """
+    """A value quoted for a message: on one line, without control characters or halves of one, not too long."""
     text = str(value)
     return repr(text if len(text) <= 40 else text[:39] + "…")
 

@@ -18,7 +18,7 @@ from dropbayes.layers import KeepProbs, Prior, keep_probs
 from dropbayes.likelihoods import Gaussian, Likelihood
 from dropbayes.runtime.devices import available_device
 from dropbayes.runtime.progress import ProgressBar
-from dropbayes.runtime.validation import Array, check_count
+from dropbayes.runtime.validation import Array, check_count, check_type
 from dropbayes.training import checkpoints
 from dropbayes.training.checkpoints import Checkpoint, History, Run
 from dropbayes.training.objective import Objective, divergence_of
@@ -97,17 +97,14 @@ def fit(
     check_count("epochs", epochs)
     check_count("batch_size", batch_size)
     check_count("seed", seed, at_least=0)
-    if not isinstance(likelihood, Likelihood):
-        raise TypeError(f"`likelihood` must say what the output means, as Gaussian(1.0) does; got {likelihood!r}.")
+    check_type("likelihood", likelihood, Likelihood, "say what the output means, as Gaussian(1.0) does")
     prior, objective = prior or Prior(), objective or Objective()
     optimization, stopping = optimization or Optimization(), stopping or EarlyStopping()
     file = Checkpoint(checkpoint) if isinstance(checkpoint, (str, os.PathLike)) else checkpoint
     kinds = {"prior": Prior, "objective": Objective, "optimization": Optimization, "stopping": EarlyStopping}
     for record, (name, kind) in zip((prior, objective, optimization, stopping), kinds.items(), strict=True):
-        if not isinstance(record, kind):
-            raise TypeError(f"`{name}` must be a record {kind.__name__}(...); got {record!r}.")
-    if not isinstance(file, Checkpoint | None):
-        raise TypeError(f"`checkpoint` must be a path or a record Checkpoint(...); got {file!r}.")
+        check_type(name, record, kind, f"be a record {kind.__name__}(...)")
+    check_type("checkpoint", file, (Checkpoint, type(None)), "be a path or a record Checkpoint(...)")
     if not isinstance(net, nn.Module) or not any(p.requires_grad for p in net.parameters()):
         raise TypeError(f"`net` must be an nn.Module with parameters to train; got a {type(net).__name__} without.")
     if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
