@@ -57,6 +57,14 @@ def test_the_networks_are_torch_modules_of_standardised_inputs(file):
     assert first(torch.zeros(3, 2)).shape == (3, 1)
 
 
+def test_a_prediction_leaves_the_global_generators_alone(file):
+    before, legacy = torch.get_rng_state(), np.random.get_state()[1:]
+    DropoutRegressor.load(file).sample_y(X)
+    RegressionEnsemble.load(file).predict(X, return_std=True)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(np.array_equal(now, then) for now, then in zip(np.random.get_state()[1:], legacy, strict=True))
+
+
 def test_the_uncertainty_of_classes_is_entropy_with_its_epistemic_part():
     model = DropoutClassifier(**SMALL, random_state=0).fit(X, np.where(Y > 0, "up", "down"))
     draws = model.draws(X).numpy()

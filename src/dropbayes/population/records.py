@@ -120,12 +120,12 @@ def network(population: Population, index: int) -> nn.Sequential:
     for depth, (weight, bias) in enumerate(zip(population.weights, population.biases, strict=True)):
         if depth:
             layers.append(ACTIVATIONS[population.activation][1]())
-        layers.append(nn.Dropout(float(population.drop_prob[index, depth])))
-        linear = nn.Linear(weight.shape[1], weight.shape[2], device=weight.device, dtype=weight.dtype)
+        # Without initial values, which would be drawn from torch's global generator at every prediction.
+        linear = nn.utils.skip_init(nn.Linear, *weight.shape[1:], device=weight.device, dtype=weight.dtype)
         with torch.no_grad():
             linear.weight.copy_(weight[index].T)
             linear.bias.copy_(bias[index, 0])
-        layers.append(linear)
+        layers += [nn.Dropout(float(population.drop_prob[index, depth])), linear]
     return nn.Sequential(*layers)
 
 
