@@ -88,6 +88,14 @@ def test_a_prediction_without_draws_is_close_to_one_of_many(file):
         ensemble.with_draws(method="magic")
 
 
+@pytest.mark.parametrize("method", ["sampling", "linear", "moments"])
+def test_a_row_has_the_same_bits_alone_and_in_a_batch_by_every_method(file, method):
+    ensemble = RegressionEnsemble.load(file).with_draws(method=method)
+    whole = np.stack(ensemble.predict(X, return_std=True))
+    alone = np.concatenate([ensemble.predict(X[i : i + 1], return_std=True) for i in range(9)], axis=1)
+    np.testing.assert_array_equal(alone, whole[:, :9])
+
+
 def test_class_probabilities_without_draws_are_close_to_those_of_many():
     model = DropoutClassifier(**SMALL, random_state=0).fit(X, np.where(Y > 0, "up", "down"))
     model.temperature_ = 1.0  # a lower one widens the logits of the draws, which the moments know to the second order

@@ -7,10 +7,11 @@ estimators are ensembles that can be fitted.
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -158,11 +159,11 @@ class Ensemble(ABC):
             outputs = []
             with torch.no_grad():
                 for i, net in enumerate(nets):
+                    drawn = functools.partial(outputs_by, self.method, net, n_draws=n_draws, seed=self.seed_ + i)
                     if not random[i]:  # nothing is dropped: one function
-                        sampled = _one_function(net, standard).expand(n_draws, -1, -1)
-                    else:
-                        seed = self.seed_ + i
-                        sampled = outputs_by(self.method, net, standard, n_draws=n_draws, seed=seed)
+                        sampled = _in_blocks(net.eval(), standard).expand(n_draws, -1, -1)
+                    else:  # the other methods have products of one size by themselves
+                        sampled = _in_blocks(drawn, standard, 256) if self.method == "linear" else drawn(standard)
                     outputs.append(sampled)
             yield rows, standard, torch.stack(outputs, 1)
 
@@ -214,10 +215,10 @@ class Ensemble(ABC):
             raise ValueError(f"trees must compare {self._n_columns} columns and have {n_outputs} outputs")
 
 
-def _one_function(net: nn.Module, x: Tensor) -> Tensor:
-    """The outputs of a network that drops nothing, in blocks of one size: a row then has the same bits in any batch."""
-    padded = torch.nn.functional.pad(x, (0, 0, 0, -len(x) % _PRODUCT_ROWS))
-    return torch.cat([net.eval()(block) for block in padded.split(_PRODUCT_ROWS)])[: len(x)]
+def _in_blocks(function: Callable[[Tensor], Tensor], x: Tensor, n_rows: int = _PRODUCT_ROWS) -> Tensor:
+    """The outputs `[..., row, output]` of rows in blocks of one size: a row then has the same bits in any batch."""
+    padded = torch.nn.functional.pad(x, (0, 0, 0, -len(x) % n_rows))
+    return torch.cat([function(block) for block in padded.split(n_rows)], -2)[..., : len(x), :]
 
 
 def _finite(values: Tensor) -> np.ndarray:
@@ -365,7 +366,7 @@ class RegressionEnsemble(Ensemble):
     def _linear_correlation(self, X: Any) -> Tensor:
         """The correlation between rows of each output, `[row, row, output]`, over the masks and the networks."""
         standard, nets = self._standard(self._inputs(X)), self.networks_
-        means = torch.stack([_one_function(net, standard).detach().double() for net in nets])
+        means = torch.stack([_in_blocks(net.eval(), standard).detach().double() for net in nets])
         total = torch.einsum("inj,imj->nmj", means - means.mean(0), means - means.mean(0))
         for net, drop_prob in zip(nets, self.population_.drop_prob, strict=True):
             if bool((drop_prob > 0).any()):
@@ -452,8 +453,7 @@ class ClassEnsemble(Ensemble):
     @on_cpu
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of each row."""
-        probabilities = self.predict_proba(X)
-        return np.asarray(self.classes_[probabilities.argmax(1)])
+        return np.asarray(self.classes_[self.predict_proba(X).argmax(1)])
 
     @on_cpu
     def predict_uncertainty(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
