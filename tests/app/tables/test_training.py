@@ -22,7 +22,7 @@ def test_identifiers_free_text_and_indices_are_left_out_with_the_reason():
     })  # fmt: skip
     assert [column.name for column in rows.schema.columns] == ["x"]
     assert rows.schema.left_out == {
-        "id": "an identifier: another number in every row", "code": f"an identifier: {N} different texts in {N} rows",
+        "id": f"an identifier: {N} different numbers in {N} rows", "code": f"an identifier: {N} different texts in {N} rows",
         "unnamed_1": "an index without a name", "note": f"free text: {N} different texts in {N} rows",
     }  # fmt: skip
 

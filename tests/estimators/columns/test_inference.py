@@ -48,6 +48,16 @@ def test_a_text_among_numbers_of_any_notation_is_a_problem():
         assert odd in column_of(Cells(texts(*column), "a", at)).message
 
 
+@pytest.mark.parametrize("codes", ["FN", "TY", "YNF"])
+def test_letters_of_two_pairs_are_codes_and_no_booleans(codes):
+    assert column_of(Cells(texts(*codes), "a", at)) == Column("a", "category", categories=tuple(sorted(codes)))
+
+
+@pytest.mark.parametrize("words", [("Y", "n"), ("T", "F"), ("yes", "N", "True"), ("t", "no")])
+def test_words_and_letters_of_one_pair_are_booleans(words):
+    assert column_of(Cells(texts(*words), "a", at)).kind == "boolean"
+
+
 def test_a_constant_that_is_sometimes_missing_teaches_something():
     assert column_of(Cells(texts("3", "", "3"), "a", at)) == Column(
         "a", "number", fill=3.0, flagged=True, low=3.0, high=3.0

@@ -77,7 +77,10 @@ def kind_of(cells: Cells, *, decimal: str | None = None) -> Kind | Problem:
         return "category" if coded else "number"
     if signs := mixed_currencies(present, decimal=decimal):
         return Problem(f"holds amounts in {', '.join(signs)}, which cannot be compared", "ignore")
-    if pc.all(pc.is_in(pc.utf8_lower(present), value_set=pa.array(sorted(BOOLEANS)))).as_py():
+    # F and N, or T and Y, are codes: taken as booleans, they would be one value.
+    spellings = [[word for word in BOOLEANS if word not in pair] for pair in (("t", "f"), ("y", "n"))]
+    lowered = pc.utf8_lower(present)
+    if any(pc.all(pc.is_in(lowered, value_set=pa.array(words))).as_py() for words in spellings):
         return "boolean"
     if is_date(present):
         try:
@@ -125,15 +128,12 @@ def _number(cells: Cells, kind: Kind, decimal: str | None) -> Column | LeftOut:
         return replace(column, parts=date_parts(present))
     if kind == "boolean":
         return replace(column, fill=float(present.mean() > 0.5), low=None, high=None)
-    ordered = np.unique(present)
+    ordered, n_rows = np.unique(present), len(present)
     if len(ordered) > 2 and np.ptp(ordered) > 1e18 * min(np.ptp(ordered[1:]), np.ptp(ordered[:-1])):
         far = int(np.nanargmax(np.abs(floats - np.median(present))))
         rule = f"{floats[far]:g} is so far from the others that these could not be told apart"
         raise cells.error(far, f"{rule}. Correct it, or leave the cell empty.")
-    n_distinct, n_rows = len(ordered), len(present)
-    if _IDENTIFIER.match(cells.name) and n_rows > _MANY and (present == np.round(present)).all():
-        if n_distinct == n_rows:
-            return LeftOut("an identifier: another number in every row")
-        if n_distinct > 0.9 * n_rows:  # with some rows entered twice
-            return LeftOut(f"an identifier: {n_distinct:,} different numbers in {n_rows:,} rows")
+    many = n_rows > _MANY and len(ordered) > 0.9 * n_rows  # some rows may be entered twice
+    if many and _IDENTIFIER.match(cells.name) and (present == np.round(present)).all():
+        return LeftOut(f"an identifier: {len(ordered):,} different numbers in {n_rows:,} rows")
     return column
