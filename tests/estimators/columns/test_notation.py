@@ -1,5 +1,7 @@
 """Tests of numbers as people write them: each notation is found, and reads back what it wrote."""
 
+import re
+
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -54,6 +56,28 @@ def test_a_known_decimal_mark_settles_what_is_ambiguous():
 
 def test_cells_that_do_not_match_are_left_to_be_refused():
     assert Notation(".", ",").plain(pa.array(["1,2,3", None])).to_pylist() == ["1,2,3", None]
+
+
+@pytest.mark.parametrize(
+    ("notation", "cell"),
+    [
+        (Notation(","), "1.234"),
+        (Notation(",", " "), "-12.345"),
+        (Notation(",", ".", "€"), "1.234"),
+        (Notation(sign="%"), "0.07"),
+        (Notation(sign="%"), "7"),
+    ],
+)
+def test_what_a_program_would_read_as_another_number_is_refused(notation, cell):
+    how = re.escape(f"must be a number written as {notation.example}, as in training; got '{cell}'.")
+    with pytest.raises(ValueError, match=how):
+        Cells(texts(cell), "a", at).numbers(notation)
+
+
+def test_what_programs_write_is_read_where_it_means_one_number():
+    numbers = Cells(texts("1.5", "12", "1234.567", "0.125"), "a", at).numbers(Notation(","))
+    assert numbers.tolist() == [1.5, 12, 1234.567, 0.125]
+    assert Cells(texts("1.234", "€5"), "a", at).numbers(Notation(sign="€")).tolist() == [1.234, 5]
 
 
 def test_amounts_in_several_currencies_are_no_numbers_to_compare():

@@ -30,9 +30,8 @@ class Notation:
     @property
     def pattern(self) -> str:
         """A regular expression that matches exactly the numbers so written, spaces around them removed."""
-        digits = r"[0-9]+"
-        if self.thousands:
-            digits = rf"[1-9][0-9]{{0,2}}(?:{self._separator}[0-9]{{3}})+|[0-9]+"  # 0,123 has a decimal comma
+        groups = rf"[1-9][0-9]{{0,2}}(?:{self._separator}[0-9]{{3}})+|"  # 0,123 has a decimal comma
+        digits = (groups if self.thousands else "") + "[0-9]+"
         fraction = rf"(?:{re.escape(self.decimal)}[0-9]*)?"
         body = rf"(?:(?:{digits}){fraction}|{re.escape(self.decimal)}[0-9]+)(?:[eE][+-]?[0-9]+)?"
         if self.sign == "%":
@@ -62,7 +61,7 @@ class Notation:
         return f"{written}{sign}" if sign in ("", "%") else f"{written} {sign}"
 
     def plain(self, texts: pa.Array) -> pa.Array:
-        """The texts as programs write numbers; those that do not match stay as they are.
+        """The texts as programs write numbers; those that do not match stay as they are, or empty if they are unclear.
 
         Example:
             >>> Notation(",", ".").plain(pa.array(["1.234,5", "x.y"])).to_pylist()
@@ -70,14 +69,17 @@ class Notation:
         """
         if self == PLAIN:
             return texts
-        cleaned = texts
+        cleaned, others = texts, texts
+        if self.sign == "%" or self.decimal != ".":  # 0.07 may be 7 %, and 1.234 a thousand
+            unclear = NUMBER if self.sign == "%" else r"^[+-]?[1-9][0-9]{0,2}\.[0-9]{3}$"
+            others = pc.replace_substring_regex(texts, unclear, "")
         if self.sign:
             cleaned = pc.replace_substring_regex(cleaned, rf"{_SPACE}?{self._currency}{_SPACE}?", "")
         if self.thousands:
             cleaned = pc.replace_substring_regex(cleaned, self._separator, "")
         if self.decimal != ".":
             cleaned = pc.replace_substring(cleaned, self.decimal, ".")
-        return pc.if_else(pc.match_substring_regex(texts, self.pattern), cleaned, texts)
+        return pc.if_else(pc.match_substring_regex(texts, self.pattern), cleaned, others)
 
 
 PLAIN = Notation()

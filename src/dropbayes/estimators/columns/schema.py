@@ -83,8 +83,7 @@ def list_names(names: Collection[str], most: int = 8) -> str:
 
 def check_columns(schema: Schema, names: Collection[str], label: str, *, with_target: bool = False) -> None:
     """Raises ValueError unless the table has every column the model reads (and the target, if asked for)."""
-    lacking = [column.name for column in schema.columns if column.name not in names]
-    if lacking:
+    if lacking := [column.name for column in schema.columns if column.name not in names]:
         rest = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
         plural = "s" if len(lacking) > 1 else ""
         raise ValueError(
@@ -142,9 +141,8 @@ def encode(schema: Schema, table: pa.Table, *, at: Place, allow_new: bool = Fals
             filled = np.where(absent, column.fill, values)
             n_own = inputs.shape[1] - column.flagged
             inputs[:, :n_own] = date_inputs(filled, column.parts) if column.kind == "date" else filled[:, None]
-            beyond = np.zeros(len(filled), dtype=bool)
-            if column.low is not None and column.high is not None:
-                beyond = (filled < column.low) | (filled > column.high)
+            low, high = (np.nan if end is None else end for end in (column.low, column.high))  # nothing is beyond NaN
+            beyond = (filled < low) | (filled > high)
         if column.flagged:
             inputs[:, -1] = absent
         if absent.any():
