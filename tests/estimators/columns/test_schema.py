@@ -1,5 +1,8 @@
 """Tests of schemas, and of rows as inputs of a network."""
 
+import re
+from dataclasses import replace
+
 import pyarrow as pa
 import pytest
 
@@ -57,6 +60,31 @@ def test_dates_of_another_format_are_refused_with_their_row():
     assert inputs[0].tolist() == inputs[1].tolist()  # the median stands in for what is missing
     with pytest.raises(ValueError, match="row 1, column 'd': must be a date written as 2020-12-31"):
         encode(schema, pa.table({"d": ["2021-03-04", "4.3.2021"]}), at=at)
+
+
+@pytest.mark.parametrize(
+    ("learned", "given", "how"),
+    [
+        (["5.1.2020", "31.3.2021"], ["2021-03-04"], "a date written as 31.12.2020"),
+        (["2020-01-05T10:00Z", "2021-03-04T10:00+01:00"], ["2021-03-04"], "a date written as 2020-12-31T23:59:59Z"),
+    ],
+)
+def test_the_form_of_training_is_shown_by_a_date(learned, given, how):
+    schema = Schema((column_of(Cells(texts(*learned), "d", at)),), "y", "regression")
+    with pytest.raises(ValueError, match=re.escape(f"must be {how}, as in training; got '{given[0]}'.")):
+        encode(schema, pa.table({"d": given}), at=at)
+
+
+@pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
+def test_instants_and_local_times_are_not_taken_for_each_other(zone):
+    hours = pa.array([0, 3_600, 90_000])
+    same, other = (hours.cast(pa.timestamp("s", z)) for z in (zone, None if zone else "UTC"))
+    schema = Schema((column_of(Cells(same, "d", at)),), "y", "regression")
+    assert encode(schema, pa.table({"d": same}), at=at).x[0, 0] == 1970
+    with pytest.raises(ValueError, match=f"must hold dates with{'' if zone else 'out'} a time zone, as in training"):
+        encode(schema, pa.table({"d": other}), at=at)
+    earlier = replace(schema, columns=(replace(schema.columns[0], date_format=""),))
+    assert encode(earlier, pa.table({"d": other}), at=at).x[0, 0] == 1970
 
 
 @pytest.mark.parametrize("wrong", [[7, 0], [0.5, 1.0], ["7", "no"]])

@@ -222,9 +222,7 @@ def _targets(
 
 def _weights(cells: Cells) -> Numbers:
     weight = cells.numbers()
-    wrong = ~(weight >= 0)
-    if wrong.any():
-        raise cells.error(int(wrong.argmax()), "a weight must be a number of 0 or more (`weights`).")
+    cells.refuse(~(weight >= 0), "a weight must be a number of 0 or more (`weights`)")
     if not weight.any():
         raise cells.error(-1, "every weight is 0 (`weights`).")
     return weight
@@ -243,6 +241,5 @@ def _times(cells: Cells, columns: list[Column]) -> Numbers:
     if not isinstance(known, Column) or known.kind not in ("number", "date"):
         raise cells.error(-1, "must hold numbers or dates (`time`).")
     values = column_values(known, cells)
-    if np.isnan(values).any():
-        raise cells.error(int(np.isnan(values).argmax()), "must have a time in every row (`time`).")
+    cells.refuse(np.isnan(values), "must have a time in every row (`time`)")
     return values

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from datetime import datetime
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -33,8 +35,7 @@ def is_text(values: pa.Array) -> bool:
 
 def is_numeric(values: pa.Array) -> bool:
     """Whether an arrow array holds numbers or booleans."""
-    t = pa.types
-    return any(is_kind(values.type) for is_kind in (t.is_boolean, t.is_integer, t.is_floating))
+    return pa.types.is_boolean(values.type) or pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
 
 
 def first_failure(texts: pa.Array) -> int | None:
@@ -90,6 +91,12 @@ class Cells:
         """The refusal of the cell in a row; of the column for -1."""
         return ValueError(f"{self.at(row)}, column {quote(self.name)}: {rule}")
 
+    def refuse(self, wrong: npt.NDArray[np.bool_], rule: str, remedy: str = "") -> None:
+        """Raises the refusal of the first wrong cell, if there is one."""
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise self.error(row, f"{rule}; got {quote(self.values[row].as_py())}.{remedy}")
+
     def numbers(self, notation: Notation = PLAIN) -> Numbers:
         """The numbers, in a notation or as programs write them, NaN where there is none."""
         cells = written = self.texts if self.is_text else self.values
@@ -104,10 +111,7 @@ class Cells:
         # Beyond 1e100 a number standardised to single precision may overflow whatever the others are.
         present = cells.is_valid().to_numpy(zero_copy_only=False)
         wrong = ~(np.abs(floats) <= 1e100) & present if self.is_text else np.abs(floats) > 1e100
-        if wrong.any():
-            row = int(wrong.argmax())
-            rule = f"must be a finite number of at most 1e+100; got {quote(cells[row].as_py())}"
-            raise self.error(row, f"{rule}. Correct it, or leave the cell empty.")
+        self.refuse(wrong, "must be a finite number of at most 1e+100", " Correct it, or leave the cell empty.")
         absent = [float(text) for text in self.missing if re.match(NUMBER, text)]  # of a typed column, too
         return np.where(np.isin(floats, absent), np.nan, floats)
 
@@ -118,29 +122,26 @@ class Cells:
     def booleans(self) -> Numbers:
         """The booleans as 1 and 0, NaN where there is none."""
         if self.is_text:
-            lowered = pc.utf8_lower(self.texts)
-            codes = pc.index_in(lowered, value_set=pa.array(list(BOOLEANS), pa.string()))
-            known = pc.fill_null(codes, len(BOOLEANS)).to_numpy(zero_copy_only=False)
-            truth = np.where(lowered.is_valid(), np.array([*BOOLEANS.values(), np.inf])[known], np.nan)
+            encoded = pc.utf8_lower(self.texts).dictionary_encode()
+            truths = [BOOLEANS.get(text, np.inf) for text in encoded.dictionary.to_pylist()]
+            truth = np.array([*truths, np.nan])[encoded.indices.fill_null(-1).to_numpy()]  # the last for a null
         else:
             truth = self.numbers()
-        wrong = ~np.isnan(truth) & ~np.isin(truth, (0, 1))
-        if wrong.any():
-            row = int(wrong.argmax())
-            raise self.error(row, f"must be true or false, as in training; got {quote(self.values[row].as_py())}.")
+        self.refuse(~np.isnan(truth) & ~np.isin(truth, (0, 1)), "must be true or false, as in training")
         return truth
 
     def days(self, form: str) -> Numbers:
         """The dates, written in a form of `date_format_of`, as days since 1970, NaN where there is none."""
         values = self.texts if self.is_text else self.values
-        if not self.is_text and not pa.types.is_temporal(values.type):
-            raise self.error(-1, f"must hold dates, as in training; got {values.type}.")
+        other_zone = (getattr(values.type, "tz", None) is None) == (form == "iso zone")
+        # The form of a typed column says whether it has a zone; that of an earlier model is empty.
+        if not self.is_text and (not pa.types.is_temporal(values.type) or (form and other_zone)):
+            zone = {"": "", "iso zone": " with a time zone"}.get(form, " without a time zone")
+            raise self.error(-1, f"must hold dates{zone}, as in training; got {values.type}.")
         days = days_of(values, form or "iso")
         wrong = np.isnan(days) & values.is_valid().to_numpy(zero_copy_only=False)
-        if wrong.any():
-            row = int(wrong.argmax())
-            how = {"iso": "2020-12-31", "": "2020-12-31"}.get(form, form)
-            raise self.error(row, f"must be a date written as {how}, as in training; got {quote(values[row].as_py())}.")
+        pattern = {"": "%Y-%m-%d", "iso": "%Y-%m-%d", "iso zone": "%Y-%m-%dT%H:%M:%SZ"}.get(form, form)
+        self.refuse(wrong, f"must be a date written as {datetime(2020, 12, 31, 23, 59, 59):{pattern}}, as in training")
         return days
 
     def labels(self) -> list[str | None]:

@@ -33,7 +33,7 @@ def is_date(texts: pa.Array) -> bool:
 
 
 def date_format_of(texts: pa.Array) -> str:
-    """The format of all texts: "iso", "iso zone", or one of `strptime`.
+    """The format of all texts: "iso", "iso zone", or one of `strptime`; one of the first two for a temporal type.
 
     Raises:
         ValueError: They have none in common, or day and month can be exchanged in every row.
@@ -42,6 +42,8 @@ def date_format_of(texts: pa.Array) -> str:
         >>> date_format_of(pa.array(["2020-01-31", "2020-02-29"])), date_format_of(pa.array(["31.1.2020"]))
         ('iso', '%d.%m.%Y')
     """
+    if pa.types.is_temporal(texts.type):
+        return "iso zone" if getattr(texts.type, "tz", None) else "iso"
     days = [f"{day}{year}" for day in ("%d.%m.", "%d/%m/", "%m/%d/", "%d-%m-", "%m-%d-") for year in ("%Y", "%y")]
     forms = [day + time for day in ("%Y/%m/%d", "%Y-%m-%d", *days) for time in ("", " %H:%M", " %H:%M:%S")]
     forms = ["iso", "iso zone", *forms]
@@ -53,7 +55,7 @@ def date_format_of(texts: pa.Array) -> str:
             return form
     usual = min(forms, key=lambda form: _parse(texts[:100], form).null_count)
     odd = texts.filter(pc.is_null(_parse(texts, usual)))[0].as_py()
-    raise ValueError(f"{quote(odd)} is not a day, or is written otherwise than others")
+    raise ValueError(f"{quote(odd)} is not a day, or is written otherwise than others; write them as 2020-12-31")
 
 
 def _parse(texts: pa.Array, form: str) -> pa.Array:

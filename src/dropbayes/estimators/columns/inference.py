@@ -111,7 +111,7 @@ def _category(cells: Cells, max_categories: int, *, forced: bool) -> Column | Le
 
 def _number(cells: Cells, kind: Kind, decimal: str | None) -> Column | LeftOut:
     """The role of a column of numbers, booleans or dates."""
-    form = date_format_of(cells.texts.drop_null()) if kind == "date" and cells.is_text else ""
+    form = date_format_of(cells.texts.drop_null() if cells.is_text else cells.values) if kind == "date" else ""
     column = Column(cells.name, kind, notation=cells.notation(decimal), date_format=form)
     floats = column_values(column, cells)
     present = floats[~np.isnan(floats)]
