@@ -72,6 +72,14 @@ def test_a_constant_truth_and_a_perfect_classifier_are_described():
     assert "No row is predicted wrongly" in page.text
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("constant", [0.5, 0.1257])
+def test_a_constant_truth_has_no_spread_whatever_its_mean_rounds_to(constant):
+    measured = noisy_regression(np.full(60, constant), 1.0, rise=0.0)
+    assert measured.spread == 0 and not measured.useless
+    assert not summary.advice(measured).skewed
+
+
 def test_a_gain_of_deferring_is_called_real_where_random_rows_would_rarely_bring_it():
     rng = np.random.default_rng(0)
     loss = np.abs(rng.normal(size=100))

@@ -72,7 +72,7 @@ class Regression:
         some = f" (of {len(self.crps):,} evenly chosen rows)" if len(self.crps) < len(self.y) else ""
         self.scores = shown_scores(rows, {"crps": some})
         self.typical = float(np.median(self.uncertainty))
-        self.spread, rmse = float(self.y.std()), self.scores["rmse"]
+        self.spread, rmse = float(self.y.std()) if np.ptp(self.y) else 0.0, self.scores["rmse"]  # not of rounding
         self.useless = 0 < self.spread <= rmse.value + 2 * (rmse.error or 0.0)  # beyond chance no better than the mean
 
     def surprise_text(self, surprise: float) -> str:
