@@ -18,10 +18,17 @@ def indexed(x):
     return x / KEEP
 
 
+def floored_in_place(x):
+    mask = KEEP + torch.rand_like(x)
+    mask.floor_()
+    return x.div(KEEP) * mask
+
+
 MASKS = {
     "compared": lambda x: x * (torch.rand_like(x) < KEEP) / KEEP,
     "compared from the left": lambda x: x * torch.gt(KEEP * torch.ones(()), torch.rand_like(x)).float() / KEEP,
     "floor": lambda x: x * (KEEP + torch.rand_like(x)).floor() / KEEP,
+    "floor in place": floored_in_place,
     "floor of a difference": lambda x: x * (torch.rand_like(x) + 1 - 0.3).floor() / KEEP,
     "in place": lambda x: x * torch.empty_like(x).uniform_().lt(KEEP).div(KEEP),
     "masked_fill": lambda x: x.masked_fill(torch.rand_like(x) >= KEEP, 0) / KEEP,

@@ -75,7 +75,8 @@ class AtMeans(Interception):
         other = args[1 - index] if len(args) == 2 else None
         if added is not None and site not in self._compared:
             if name == "floor":
-                return self._gate(site, uniforms, added)
+                gate = self._gate(site, uniforms, added)
+                return self._hold(uniforms.copy_(gate), site) if func.__name__ == "floor_" else gate
             if func in LESS or func in MORE:
                 below = other - added
                 return self._gate(site, uniforms, below if (func in LESS) == (index == 0) else 1 - below)
