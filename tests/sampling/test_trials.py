@@ -294,3 +294,17 @@ def test_memory_that_does_not_grow_with_the_rows_is_not_counted_for_each():
     net.w = nn.Parameter(torch.randn(4000, 64))
     plan = make_plan(net, as_inputs(torch.randn(5, 3)), keys=Sampling().keys(20, 0), masks="shared")
     assert 4 * 4000 <= plan.profile.pass_bytes < 4 * 4000 * 3
+
+
+def test_a_row_whose_units_are_all_zero_hides_no_misplaced_mask():
+    def forward(self, x):  # two copies of all rows, one below the other: entries of a row do not lie side by side
+        return self.last(self.dropout(torch.relu(self.first(torch.cat([x, x]))))).chunk(2)
+
+    net = Module(forward, first=nn.Linear(4, 8), dropout=nn.Dropout(0.3), last=nn.Linear(8, 2)).eval()
+    with torch.no_grad():
+        net.first.weight.fill_(-1.0)
+        net.first.bias.zero_()
+    x = torch.tensor([[3.0], [-1.0], [-2.0]]).expand(3, 4) * torch.linspace(0.5, 1.5, 4)  # the first row is tried
+    together, alone = db.draws(net, x, n_draws=10), db.draws(net, x[1:2], n_draws=10)
+    for several, one in zip(together, alone, strict=True):
+        torch.testing.assert_close(several[:, 1:2], one)

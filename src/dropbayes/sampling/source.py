@@ -156,7 +156,9 @@ class KeyedSource(SiteSource):
         return self._lay_out(self._mask(site, drop_prob, inner_shape, like), layout, shape, inner_shape)
 
     def dropout(self, kind: str, x: Tensor, drop_prob: float, shape: tuple[int, ...], inplace: bool) -> Tensor:
-        product = self._dropped(self._next(kind, drop_prob, shape), x, drop_prob, shape)
+        # In a trial no unit is 0, as all of a row may be after a ReLU: any mask would do for it.
+        units = x.masked_fill(x == 0, 1.0) if self.spec.trial else x
+        product = self._dropped(self._next(kind, drop_prob, shape), units, drop_prob, shape)
         return x.copy_(product) if inplace and not isinstance(x, nn.Parameter) else product
 
     def _dropped(self, site: Site, x: Tensor, drop_prob: float, shape: tuple[int, ...]) -> Tensor:
