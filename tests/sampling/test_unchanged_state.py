@@ -447,3 +447,24 @@ def test_what_is_written_into_a_hook_is_read_by_the_next_call(hook):
     before = db.predict(net, x, n_draws=20).mean
     steering.value = 3.0
     torch.testing.assert_close(db.predict(net, x, n_draws=20).mean, 3 * before)
+
+
+def averaged(self):
+    self.average.data.mul_(0.9).add_(0.1)
+
+
+def replaced(self):
+    self.average.data = 0.9 * self.average.data + 0.1
+
+
+@pytest.mark.parametrize("write", [averaged, replaced])
+def test_a_buffer_that_training_writes_past_its_versions_is_left_as_it_was(write):
+    def forward(self, x):
+        if self.training:
+            write(self)
+        return self.last(self.dropout(torch.relu(self.first(x))))
+
+    net = network(forward, first=nn.Linear(4, 8), dropout=nn.Dropout(0.3), last=nn.Linear(8, 2))
+    net.register_buffer("average", torch.zeros(8))
+    db.predict(net, torch.randn(3, 4), n_draws=4)
+    assert torch.equal(net.average, torch.zeros(8))

@@ -125,7 +125,7 @@ class Prober:
         host.moved += ["torch's generator"] if watch.draws_by_generator else []
         host.left["torch's generator"] = watch.draws_by_generator
         tensors, structure = split(output)
-        changes = [] if view.state.holds(view.net) else view.state.changes(view.net)
+        changes = view.state.changes(view.net, watch.written)
         if not (changes or host.moved or host.unkeyed or self.owns_parameters):
             self.views[may_train] = view
         return Probe(view, recorder, watch, host, tensors, structure, changes)

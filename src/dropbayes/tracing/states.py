@@ -14,13 +14,15 @@ import sys
 import types
 import weakref
 from collections import OrderedDict, UserDict, UserList, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
+
+from dropbayes.tracing.watch import storage
 
 PLAIN = frozenset({bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size, type})
 MAX_DEPTH = 8
@@ -64,9 +66,12 @@ class NetworkState:
             self._remember(now)
         return is_same
 
-    def changes(self, net: nn.Module) -> list[tuple[str, str]]:
-        """What has changed: the path of a module, and an attribute, or a buffer as "_buffers/name"."""
-        now, paths = self._describe(net), [path for path, _ in net.named_modules()]
+    def changes(self, net: nn.Module, written: Collection[int] = ()) -> list[tuple[str, str]]:
+        """What has changed: the path of a module, and an attribute, or a buffer as "_buffers/name".
+
+        Memory that was `written`, by address, counts as changed: a write to `tensor.data` is not among its versions.
+        """
+        now, paths = self._describe(net, written=written), [path for path, _ in net.named_modules()]
         changed = [
             (path, key)
             for path, before, after in zip(paths, self._tokens[1:], now[1:], strict=False)
@@ -88,9 +93,9 @@ class NetworkState:
                 found += map(id, state[key].values())
         return found
 
-    def _describe(self, net: nn.Module, alive: list[Any] | None = None) -> list[Any]:
+    def _describe(self, net: nn.Module, alive: list[Any] | None = None, written: Collection[int] = ()) -> list[Any]:
         """The hooks of all modules of the process, then a dictionary for each module."""
-        token = _Tokens(self._versions, alive)
+        token = _Tokens(self._versions, alive, written)
         return [_process_hooks(), *(self._describe_module(module, token) for module in net.modules())]
 
     def _describe_module(self, module: nn.Module, token: _Tokens) -> dict[str, Any]:
@@ -133,8 +138,8 @@ _CONTAINERS = frozenset({dict, OrderedDict, list, set, tuple, deque})
 class _Tokens:
     """Stand-ins for values that are equal if nothing changed."""
 
-    def __init__(self, versions: bool, alive: list[Any] | None) -> None:
-        self.versions, self.alive = versions, alive
+    def __init__(self, versions: bool, alive: list[Any] | None, written: Collection[int] = ()) -> None:
+        self.versions, self.alive, self.written = versions, alive, written
         self.seen: set[int] = set()
 
     def __call__(self, value: Any, depth: int = 0) -> Any:
@@ -144,7 +149,10 @@ class _Tokens:
         if id(value) in self.seen:
             return id(value)
         if issubclass(kind, Tensor):
-            return (self._identity(value), version(value)) if self.versions else self._identity(value)
+            if not self.versions:
+                return self._identity(value)
+            memory = storage(value)  # `tensor.data = other` gives the same object other memory
+            return self._identity(value), version(value), memory, memory in self.written
         if issubclass(kind, np.ndarray) and self.versions:
             return hashlib.blake2b(value.tobytes()).digest() if value.size else 0
         if issubclass(kind, (bytearray, array.array)):

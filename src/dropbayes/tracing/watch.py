@@ -44,6 +44,7 @@ class Watch(TorchDispatchMode):
         self.draws_by_generator = 0  # and the numbers that others draw from torch's own
         self.reads: set[Read] = set()
         self.numbers: list[Any] = []  # that Python read and that depend on the rows
+        self.written: set[int] = set()  # the memory that operations wrote to, by address
         self.writes_input = False
         self.has_dynamic_shapes = False  # a shape depends on values of the rows or of a site
         self.selects_parts = False  # and entries are then taken from an axis of several: of a row, some of its parts
@@ -135,6 +136,7 @@ class Watch(TorchDispatchMode):
         written = _written(func, args, kwargs) if func._schema.is_mutable else set[int]()
         for key in written & self._shared.keys():
             raise SharedWrite(self._shared[key])
+        self.written |= written
         self.writes_input |= bool(written & self._inputs)
         result = func(*args, **kwargs)
         for tensor in _tensors(result if isinstance(result, (tuple, list)) else (result,)):
