@@ -468,3 +468,24 @@ def test_a_buffer_that_training_writes_past_its_versions_is_left_as_it_was(write
     net.register_buffer("average", torch.zeros(8))
     db.predict(net, torch.randn(3, 4), n_draws=4)
     assert torch.equal(net.average, torch.zeros(8))
+
+
+def with_other_memory(layer):
+    layer.weight.data = layer.weight.data.clamp(-0.1, 0.1)
+
+
+def with_another_parameter(layer):
+    layer.weight = nn.Parameter(layer.weight.detach().clamp(-0.1, 0.1))
+
+
+@pytest.mark.parametrize("constrain", [with_other_memory, with_another_parameter])
+def test_weights_that_a_pass_constrains_are_left_as_they_were(constrain):
+    def forward(self, x):
+        constrain(self.last)
+        return self.last(self.dropout(torch.relu(self.first(x))))
+
+    net = network(forward, first=nn.Linear(4, 8), dropout=nn.Dropout(0.3), last=nn.Linear(8, 2)).eval()
+    weight, before = net.last.weight, net.last.weight.detach().clone()
+    db.predict(net, torch.randn(3, 4), n_draws=4)
+    assert net.last.weight is weight
+    assert torch.equal(weight, before)

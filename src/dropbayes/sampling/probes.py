@@ -19,6 +19,7 @@ from dropbayes.tracing.generators import HostDraws
 from dropbayes.tracing.operations import tensor_leaves
 from dropbayes.tracing.states import description, is_object
 from dropbayes.tracing.views import Flags, View, eagerly
+from dropbayes.tracing.watch import storage
 
 _TENSOR_CORES = 5e-3  # float32 products, such as cuDNN's recurrent layers, may be rounded to ten bits
 _ROUNDING = {torch.float64: 1e-6, torch.float32: 2e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2}
@@ -102,6 +103,7 @@ class Prober:
         given, leaves = leaves, cloned_leaves(leaves)
         objects = [(leaf, description(leaf)) for leaf in leaves if is_object(leaf)]
         shared = {} if self.owns_parameters else view.parameters
+        held = [(parameter, parameter.data) for parameter in shared.values()]
         watch = Watch(self.inputs.tensors_of_rows(leaves), shared, tensor_leaves(leaves))
         names = SiteNames(view.paths, view.originals)
         left_out = functools.partial(is_ignored, self.ignored)
@@ -115,6 +117,12 @@ class Prober:
             raise
         except Exception as error:
             raise ProbeFailed(recorder, error) from error
+        finally:  # `weight.data = ...` gives a parameter other memory, past the watch
+            moved = [(parameter, data) for parameter, data in held if storage(parameter) != storage(data)]
+            for parameter, data in moved:
+                parameter.data = data
+        if moved:
+            raise SharedWrite
         written = [leaf for leaf, before in objects if description(leaf) != before]
         if any(leaf is one for leaf in written for one in given):
             raise TypeError(

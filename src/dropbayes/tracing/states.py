@@ -76,7 +76,7 @@ class NetworkState:
             (path, key)
             for path, before, after in zip(paths, self._tokens[1:], now[1:], strict=False)
             for key in before.keys() | after.keys()
-            if before.get(key) != after.get(key) and key not in ("_parameters", "class")
+            if before.get(key) != after.get(key) and key != "class"
         ]
         return sorted(changed)
 

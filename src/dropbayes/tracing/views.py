@@ -150,7 +150,7 @@ class View:
             group, _, name = key.partition("/")
             if name and group == "_buffers" and name in module._buffers and name in clone._buffers:
                 self._assign(module._buffers, name, clone._buffers[name])
-            elif not name and group in clone.__dict__ and not holds_modules(clone.__dict__[group]):
+            elif group not in BUILTIN and group in clone.__dict__ and not holds_modules(clone.__dict__[group]):
                 self._assign(module.__dict__, group, clone.__dict__[group])
 
     def _assign(self, attributes: dict[str, Any], key: str, value: Any) -> None:
