@@ -367,7 +367,7 @@ def test_an_exit_that_a_batch_takes_as_a_whole_is_refused_and_that_of_a_row_is_n
 # Rows sent to different places ----------------------------------------------------------------------------------------
 
 
-def sent(place, capacity=None):
+def sent(place, capacity=None, p=0.5):
     """Tokens are sent to experts by `place`; of each expert, no more than `capacity` at a time."""
 
     def forward(self, x):
@@ -379,7 +379,7 @@ def sent(place, capacity=None):
                 out = out.index_add(0, where, expert(tokens[where]))
         return out.view(*x.shape[:-1], 2)
 
-    experts = (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 2)) for _ in range(4))
+    experts = (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(p), nn.Linear(8, 2)) for _ in range(4))
     return network(forward, experts=nn.ModuleList(experts))
 
 
@@ -398,3 +398,17 @@ def test_a_row_for_which_its_expert_has_no_room_is_noticed():
     net, x = made(lambda: (sent(lambda tokens: (tokens[:, 0] > 0).long(), capacity=3), torch.randn(12, 4)))
     with pytest.raises(ValueError, match="its rows depend on each other"):
         db.predict(net, x, n_draws=10)
+
+
+@pytest.mark.parametrize("capacity", [3, 40])
+def test_a_row_that_finds_no_room_is_noticed_without_dropout_in_the_experts(capacity):
+    def make():
+        net = sent(lambda tokens: (tokens[:, 0] > 0).long(), capacity, p=0.0)
+        return nn.Sequential(nn.Dropout(0.2), net), torch.randn(12, 4)
+
+    net, x = made(make)
+    if capacity < len(x):
+        with pytest.raises(ValueError, match="its rows depend on each other"):
+            db.predict(net, x, n_draws=10)
+    else:  # room for the rows, not for those of all draws at once
+        assert_same_alone(net, x, rows=(0, 11))

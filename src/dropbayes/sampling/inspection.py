@@ -337,6 +337,7 @@ def _profile(batch: Probe, alone: Probe, probes: list[Probe], n_rows: int) -> Pr
         rows_branch=rows_branch,
         numbers_vary=any(probe.watch.numbers != probes[0].watch.numbers for probe in probes),
         reorders=any(probe.watch.reorders for probe in probes),
+        are_sent=any(probe.watch.has_dynamic_shapes for probe in probes),
         by_name=by_name,
         host_random=any(probe.host.moved for probe in probes),
         seeds_torch=any(probe.recorder.seeds_torch for probe in probes),

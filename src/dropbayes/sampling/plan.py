@@ -230,7 +230,7 @@ class Plan:
                 self.inspection.most_rows = 2**62
                 raise
             raise _TooManyRows from error  # of which the first did well: a cache may have room for few
-        if not all(agrees(outputs, one, row, 0, nearly=True) for row, one in alone.items()):
+        if not all(agrees(outputs, one, row, len(draws) - 1, nearly=True) for row, one in alone.items()):
             check_batch(self.net, inputs, self.inspection)
             raise UnsupportedStrategy("a network that does otherwise with many rows")
         self._check_operations(self.inspection, work, inputs, rows)
@@ -254,17 +254,16 @@ class Plan:
         known.runs |= work.runs
 
     def _alone(self, known: Inspection, work: Work, n_rows: int) -> dict[int, list[Tensor]]:
-        """Rows of the first draw by the plain loop, to compare with the first block as large as this one.
+        """Rows of the last draw by the plain loop, to compare with the first block as large as this one.
 
         A trial has few rows. A network may do otherwise with many; of those it sends on, the last may find no room.
         """
         if self.strategy.rows != "together" or len(work.rows) * len(work.draws) <= known.largest_block:
             return {}
-        are_sent = any(site.layout is not None and not site.layout.inner for site in self.profile.sites)
-        inputs, work = replace(work.inputs, leaves=tuple(work.leaves)), replace(work, draws=work.draws[:1])
+        inputs, work = replace(work.inputs, leaves=tuple(work.leaves)), replace(work, draws=work.draws[-1:])
         alone = {
             row: replace(work, leaves=inputs.rows([row]), rows=work.rows[row : row + 1])
-            for row in (range(n_rows)[-8:] if are_sent else range(1))
+            for row in (range(n_rows)[-8:] if self.profile.are_sent else range(1))
         }
         return {row: evaluate(ONE_BY_ONE, self.spec, one) for row, one in alone.items()}
 
