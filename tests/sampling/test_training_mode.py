@@ -126,10 +126,11 @@ def test_an_output_of_another_form_in_training_is_refused():
 
 
 def test_random_numbers_that_no_seed_controls_are_refused():
-    hidden, inputs = (
-        own(lambda self, x: torch.ops.aten.native_dropout(x, 0.5, self.training)[0]),
-        as_inputs(torch.ones(2, 3)),
-    )
+    def forward(self, x):
+        outs = {"out0": torch.empty_like(x), "out1": torch.empty_like(x, dtype=torch.bool)}
+        return torch.ops.aten.native_dropout.out(x, 0.5, self.training, **outs)[0]
+
+    hidden, inputs = own(forward), as_inputs(torch.ones(2, 3))
     with pytest.raises(NotImplementedError, match="cannot be keyed"):
         probed(hidden)
     prober = Prober(hidden, inputs, (), frozenset())

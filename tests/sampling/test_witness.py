@@ -222,7 +222,11 @@ def test_random_operations_of_every_kind_are_keyed(name):
 
 
 def test_random_operations_that_take_no_generator_are_refused_by_name():
-    net = Net(lambda m, h: torch.ops.aten.native_dropout(h, 0.5, m.training)[0])
+    def written(m, h):
+        outs = {"out0": torch.empty_like(h), "out1": torch.empty_like(h, dtype=torch.bool)}
+        return torch.ops.aten.native_dropout.out(h, 0.5, m.training, **outs)[0]
+
+    net = Net(written)
     state = torch.get_rng_state()
     with pytest.raises(NotImplementedError, match="cannot be keyed to a seed: native_dropout"):
         db.predict(net, rows())

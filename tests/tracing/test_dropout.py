@@ -14,6 +14,21 @@ def test_dropout_scales_what_it_keeps():
     assert source.kinds == [("dropout", 0.2, (4,))]
 
 
+@pytest.mark.parametrize("function", [torch.dropout, torch.ops.aten.dropout, torch.ops.aten.dropout.default])
+def test_dropout_by_the_name_of_its_operator_is_dropout(function):
+    x = torch.arange(1.0, 5.0)
+    out, source = run_with_fixed_source(lambda v: function(v, p=0.2, train=True), x)
+    assert out.tolist() == pytest.approx([0, 2 / 0.8, 0, 4 / 0.8])
+    assert source.kinds == [("dropout", 0.2, (4,))]
+
+
+@pytest.mark.parametrize("name", ["native_dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"])
+def test_the_operators_of_dropout_are_those_of_torch(name):
+    x = torch.arange(1.0, 9.0).view(2, 2, 2)
+    outs = [run_with_fixed_source(f, x, 0.2, True)[0] for f in (getattr(torch, name), getattr(torch.ops.aten, name))]
+    torch.testing.assert_close(outs[0], outs[1])
+
+
 def test_dropout_in_place_writes_into_its_input():
     x = torch.arange(1.0, 5.0)
     out, _ = run_with_fixed_source(lambda v: F.dropout(v, 0.2, True, True), x)

@@ -42,7 +42,7 @@ def test_the_first_layer_of_a_stacked_recurrence_comes_before_its_site(kind, bia
 @pytest.mark.parametrize(
     "draw",
     [
-        lambda h: torch.ops.aten.dropout(h, 0.5, True),
+        lambda h: torch.ops.aten.bernoulli(h, 0.5),
         lambda h: h + torch.empty_like(h).random_(3),
     ],
 )

@@ -14,10 +14,10 @@ from dropbayes.tracing.sources import Handlers, RandomMode, scaled_product
 
 def _dropout(
     mode: RandomMode, func: Operation, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, *,
-    unbatched_dim: int | None = None,
+    train: bool | None = None, unbatched_dim: int | None = None,
 ) -> Tensor:  # fmt: skip
     """Dropout of elements or, given the number of axes of an input without rows, of whole channels."""
-    p = float(p)  # a NumPy number would round the scale
+    p, training = float(p), training if train is None else train  # a NumPy number would round the scale
     if not 0 < p <= 1 or mode.source.is_off(training):
         return func(input, p, False)
     if unbatched_dim is not None:
@@ -28,9 +28,9 @@ def _dropout(
 
 def _alpha_dropout(
     mode: RandomMode, func: Operation, input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False, *,
-    features: bool = False,
+    train: bool | None = None, features: bool = False,
 ) -> Tensor:  # fmt: skip
-    p = float(p)
+    p, training = float(p), training if train is None else train
     if not 0 < p < 1 or mode.source.is_off(training):
         return func(input, p, p == 1 and training)
     kind, shape = ("feature_alpha_dropout", _features(input, 0)) if features else ("alpha_dropout", _shape(input))
@@ -71,18 +71,26 @@ def _native_dropout(
     return scaled_product(input, keep, p), keep.expand(input.shape).bool()
 
 
+def _operators(name: str) -> tuple[Operation, ...]:
+    """An operator of torch as a function, as an operator of ATen and as its one overload."""
+    packet = getattr(torch.ops.aten, name)
+    return getattr(torch, name), packet, packet.default
+
+
 HANDLERS: Handlers = {
-    **dict.fromkeys((F.dropout, torch.dropout), _dropout),
-    torch.dropout_: functools.partial(_dropout, inplace=True),
-    torch.native_dropout: _native_dropout,
+    F.dropout: _dropout,
     F.dropout1d: functools.partial(_dropout, unbatched_dim=2),
+    F.dropout2d: functools.partial(_dropout, unbatched_dim=0),
     F.dropout3d: functools.partial(_dropout, unbatched_dim=4),
-    **dict.fromkeys((F.dropout2d, torch.feature_dropout), functools.partial(_dropout, unbatched_dim=0)),
-    torch.feature_dropout_: functools.partial(_dropout, unbatched_dim=0, inplace=True),
-    **dict.fromkeys((F.alpha_dropout, torch.alpha_dropout), _alpha_dropout),
-    torch.alpha_dropout_: functools.partial(_alpha_dropout, inplace=True),
-    **dict.fromkeys(
-        (F.feature_alpha_dropout, torch.feature_alpha_dropout), functools.partial(_alpha_dropout, features=True)
-    ),
-    torch.feature_alpha_dropout_: functools.partial(_alpha_dropout, features=True, inplace=True),
+    F.alpha_dropout: _alpha_dropout,
+    F.feature_alpha_dropout: functools.partial(_alpha_dropout, features=True),
 }
+for _name, _handler in {  # the operators under these: a network may call them by name, as an exported one does
+    "dropout": HANDLERS[F.dropout],
+    "feature_dropout": HANDLERS[F.dropout2d],
+    "alpha_dropout": HANDLERS[F.alpha_dropout],
+    "feature_alpha_dropout": HANDLERS[F.feature_alpha_dropout],
+}.items():
+    HANDLERS |= dict.fromkeys(_operators(_name), _handler)
+    HANDLERS |= dict.fromkeys(_operators(f"{_name}_"), functools.partial(_handler, inplace=True))
+HANDLERS |= dict.fromkeys(_operators("native_dropout"), _native_dropout)
