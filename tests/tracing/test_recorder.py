@@ -24,6 +24,12 @@ def test_costs_count_the_products_before_and_after_the_first_site():
     assert recorder.prefix_cost == 2 * 10 * 20 and recorder.suffix_cost == 2 * 20 * 3
 
 
+@pytest.mark.parametrize("function", [torch.linalg.svdvals, torch.linalg.eigvalsh, torch.linalg.inv, torch.inverse])
+def test_a_decomposition_costs_far_more_than_its_result_has_elements(function):
+    recorder = seen(Module(lambda m, x: function(x)), torch.eye(8).expand(1, 8, 8)).recorder
+    assert recorder.prefix_cost > 20 * 8**3
+
+
 def test_operations_called_with_keywords_are_counted_alike():
     net = Module(lambda m, x: F.linear(input=F.dropout(x, p=0.5), weight=m.w), w=nn.Parameter(torch.ones(3, 4)))
     recorder = seen(net, torch.ones(1, 4)).recorder

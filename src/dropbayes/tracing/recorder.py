@@ -32,8 +32,6 @@ from dropbayes.tracing.sources import NEUTRAL, Neutral, Ones, neutral_uniform
 from dropbayes.tracing.states import version
 from dropbayes.tracing.watch import Watch
 
-_MULTIPLICATIVE = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"}
-
 
 class Recorder(Ones):
     """A source that drops nothing and records the requests and the operations around them.
@@ -188,7 +186,7 @@ class Recorder(Ones):
         if not isinstance(result, Tensor):
             return
         site = self.sites[-1]
-        if site.kind in _MULTIPLICATIVE:
+        if site.kind.endswith("dropout"):  # of elements or channels: a factor, or SELU's limit in its place
             self._mark(result, site.index, self._kept_before * (1 - (site.drop_prob or 0.0)))
             self._last_output = result
             return
@@ -296,6 +294,11 @@ def _operations(func: Callable[..., Any], args: Arguments, kwargs: NamedArgument
         return 4.0 * query.numel() * key.shape[-2]
     if func in RECURRENT:
         return _recurrent_operations(args)
+    name = getattr(func, "__name__", "")
+    decomposes = name in ("det", "inverse", "svd") or (name.startswith("linalg_") and "norm" not in name)
+    if decomposes and isinstance(first, Tensor):
+        size = max(1, *first.shape[-2:])  # a call for each matrix: measured, about a microsecond a column, and 20 size³
+        return first.numel() * (20.0 * size + 1e4 / size)
     return 4.0 * out.numel()
 
 
