@@ -412,3 +412,20 @@ def test_a_row_that_finds_no_room_is_noticed_without_dropout_in_the_experts(capa
             db.predict(net, x, n_draws=10)
     else:  # room for the rows, not for those of all draws at once
         assert_same_alone(net, x, rows=(0, 11))
+
+
+def test_tokens_that_are_sent_to_experts_without_dropout_are_a_batch():
+    def make():
+        net = sent(lambda tokens: (tokens[:, 0] > 0).long(), p=0.0)
+        return nn.Sequential(nn.Dropout(0.2), net), torch.randn(6, 3, 4)
+
+    net, x = made(make)
+    assert db.predict(net, x, n_draws=10).method == "draw by draw"
+    assert_law(net, x)
+    assert_same_alone(net, x, rows=(0, 5))
+
+
+def test_tokens_that_meet_dropout_in_their_expert_run_one_by_one():
+    net, x = made(lambda: (sent(lambda tokens: (tokens[:, 0] > 0).long()), torch.randn(6, 3, 4)))
+    assert db.predict(net, x, n_draws=10).method == "one by one"
+    assert_same_alone(net, x, rows=(0, 5))

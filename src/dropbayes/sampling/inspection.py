@@ -269,7 +269,8 @@ def _sites_of_rows(probes: list[Probe], n_rows: int) -> tuple[tuple[Site, ...], 
                 "`net` permutes its rows, or drops with a probability that depends on them all. Pass row_axis=None to "
                 "take the whole input as one row."
             )
-        if any(probe.watch.selects_parts for probe in probes[1:]):
+        drops_parts = any(probe.recorder.drops_parts for probe in probes)
+        if drops_parts and any(probe.watch.selects_parts for probe in probes[1:]):
             return tuple(alone.recorder.sites), False  # a row may have several entries in one place
         if any(probe.watch.has_dynamic_shapes for probe in probes):
             some = RowLayout(0, 0)  # rows are sent to different places: a site without an axis for all may hold some

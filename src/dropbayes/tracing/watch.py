@@ -55,6 +55,7 @@ class Watch(TorchDispatchMode):
         self._shared = {key: name for name, tensor in (shared or {}).items() if (key := storage(tensor))}
         self._rowed, self._drawn = dict(self._rows), dict[int, StorageWeakRef]()
         self._sized = dict[int, StorageWeakRef]()  # tensors whose length depends on values
+        self._parts = dict[int, StorageWeakRef]()  # and those that are computed of such, but for where they are put
         self._empty = False, False  # whether an empty one, which has no memory, depends on a site, on the rows
         self._after_site = False
         self._seed = 0  # of torch's generator when the pass began
@@ -83,6 +84,10 @@ class Watch(TorchDispatchMode):
     def unmark(self, tensor: Tensor) -> None:
         """Notes a tensor that is the same under every draw, whatever it was computed from."""
         self._drawn.pop(storage(tensor), None)
+
+    def holds_parts(self, tensor: Tensor) -> bool:
+        """Whether a tensor may hold some of the parts of the rows only: those that were sent somewhere."""
+        return _marks({storage(tensor)}, self._parts)
 
     def note_read(self, tensor: Any, *, number: bool) -> None:
         """Notes that Python read the values of a tensor."""
@@ -125,6 +130,8 @@ class Watch(TorchDispatchMode):
         is_sized = (drawn or rowed) and torch.Tag.dynamic_output_shape in tags and _selects(func, args)
         self.has_dynamic_shapes |= is_sized
         is_sized |= bool(args) and isinstance(args[0], Tensor) and _marks({storage(args[0])}, self._sized)
+        puts = any(word in name for word in ("index_put", "index_add", "index_copy", "scatter"))
+        is_part = is_sized or (_marks(given, self._parts) and not puts)
         self.selects_parts |= self.has_dynamic_shapes and _takes_first(func, args)
         if (drawn or rowed) and any(word in name for word in ("index", "gather", "scatter", "take")):
             indices = {storage(index) for index in _tensors(args[1:]) if index.dtype == torch.int64}
@@ -141,17 +148,17 @@ class Watch(TorchDispatchMode):
         result = func(*args, **kwargs)
         for tensor in _tensors(result if isinstance(result, (tuple, list)) else (result,)):
             self.draws_by_generator += tensor.numel() if by_generator else 0
-            self._hold(tensor, given, (drawn, rowed, is_sized and tensor.dim() > 0))
+            self._hold(tensor, given, (drawn, rowed, is_sized and tensor.dim() > 0, is_part))
         if func is torch.ops.aten._pack_padded_sequence.default and not _marks({storage(args[1])}, self._drawn):
             self.unmark(result[1])  # the number of sequences at each step depends on their lengths alone
         return result
 
-    def _hold(self, tensor: Tensor, given: set[int], marks: tuple[bool, bool, bool]) -> None:
+    def _hold(self, tensor: Tensor, given: set[int], marks: tuple[bool, bool, bool, bool]) -> None:
         key = storage(tensor)
         if not key:
             self._empty = marks[:2] if marks[2] else self._empty
             return
-        for depends, keys in zip(marks, (self._drawn, self._rowed, self._sized), strict=True):
+        for depends, keys in zip(marks, (self._drawn, self._rowed, self._sized, self._parts), strict=True):
             if depends:
                 keys[key] = StorageWeakRef(tensor.untyped_storage())
             elif key not in given:  # new memory, perhaps at the address of a tensor that is gone
