@@ -43,3 +43,31 @@ def test_a_plain_number_is_the_same_number_in_ascii(value):
 
 def test_a_plain_number_without_a_finite_value_is_named():
     assert [formatting.plain_number(value) for value in (math.nan, math.inf, -math.inf)] == ["nan", "inf", "-inf"]
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (formatting.number(1234.56), "1,235"),
+        (formatting.number(0.012345), "0.0123"),
+        (formatting.number(-0.0), "0"),
+        (formatting.number(3.2e-9), "3.2e−9"),
+        (formatting.number(-math.inf), "−∞"),
+        (formatting.plain_number(30870.2), "30,870"),
+        (formatting.plain_number(0.0000209681), "2.097e-05"),
+        (formatting.plain_number(-1234567.8), "-1,234,568"),
+        (formatting.plain_number(12.0), "12"),
+        (formatting.fixed_point(135.57, spread=61.8), "135.6"),
+        (formatting.fixed_point(0.1234567, spread=0.02), "0.1235"),
+        (formatting.fixed_point(-3, spread=1e-9), "−3"),
+        (formatting.count(1, "row"), "1 row"),
+        (formatting.count(1200, "row"), "1,200 rows"),
+        (formatting.percent(0.5), "50 %"),
+        (formatting.percent(0.034), "3.4 %"),
+        (formatting.percent(0.9991), "99.9 %"),
+        (formatting.percent(1.0), "100 %"),
+        (formatting.percent(0.0), "0 %"),
+    ],
+)
+def test_numbers_are_written_as_people_write_them(written, expected):
+    assert written == expected

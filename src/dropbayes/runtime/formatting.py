@@ -88,12 +88,7 @@ def printable_name(text: object, *, max_length: int = 80) -> str:
 
 
 def number(value: float, *, digits: int = 3) -> str:
-    """The number with so many significant digits, at least those before the point.
-
-    Examples:
-        >>> number(1234.56), number(0.012345), number(-0.0), number(3.2e-9), number(float("-inf"))
-        ('1,235', '0.0123', '0', '3.2e−9', '−∞')
-    """
+    """The number with so many significant digits, at least those before the point."""
     if not math.isfinite(value):
         return "–" if math.isnan(value) else "∞" if value > 0 else "−∞"
     if value == 0:
@@ -105,12 +100,7 @@ def number(value: float, *, digits: int = 3) -> str:
 
 
 def plain_number(value: float, *, digits: int = 4) -> str:
-    """The number for a terminal: signs of ASCII, no zeros at the end, exponents as Python writes them.
-
-    Examples:
-        >>> plain_number(30870.2), plain_number(0.0000209681), plain_number(-1234567.8), plain_number(12.0)
-        ('30,870', '2.097e-05', '-1,234,568', '12')
-    """
+    """The number for a terminal: signs of ASCII, no zeros at the end, exponents as Python writes them."""
     if not math.isfinite(value):
         return f"{value:g}"
     mantissa, _, exponent = number(value, digits=digits).replace("−", "-").partition("e")
@@ -122,12 +112,7 @@ def _without_zeros(decimal: str) -> str:
 
 
 def fixed_point(value: float, *, spread: float) -> str:
-    """The number to a hundredth of the first digit of a spread, so that a column has the same decimals throughout.
-
-    Examples:
-        >>> fixed_point(135.57, spread=61.8), fixed_point(0.1234567, spread=0.02), fixed_point(-3, spread=1e-9)
-        ('135.6', '0.1235', '−3')
-    """
+    """The number to a hundredth of the first digit of a spread, so that a column has the same decimals throughout."""
     if not (math.isfinite(spread) and spread > 0 and math.isfinite(value)):
         return number(value, digits=4)
     decimals = max(0, 2 - math.floor(math.log10(spread)))
@@ -137,22 +122,12 @@ def fixed_point(value: float, *, spread: float) -> str:
 
 
 def count(n: int, noun: str) -> str:
-    """The count with its noun, in the plural except for one.
-
-    Examples:
-        >>> count(1, "row"), count(1200, "row")
-        ('1 row', '1,200 rows')
-    """
+    """The count with its noun, in the plural except for one."""
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
 def percent(share: float) -> str:
-    """The share in percent, with a digit after the point only where it matters.
-
-    Examples:
-        >>> percent(0.5), percent(0.034), percent(0.9991), percent(1.0), percent(0.0)
-        ('50 %', '3.4 %', '99.9 %', '100 %', '0 %')
-    """
+    """The share in percent, with a digit after the point only where it matters."""
     if math.isnan(share):
         return "–"
     coarse = share in (0, 1) or 0.1 <= share <= 0.985 or share > 1

@@ -137,9 +137,7 @@ def _holds_for_rows(net: nn.Module, inputs: Inputs, ignored: tuple[str, ...], in
     if inspection.seen is not None:
         if bool((span[0] >= inspection.seen[0]).all() and (span[1] <= inspection.seen[1]).all()):
             return True
-        prober = Prober(net, inputs, ignored, names_generators(net), owns_parameters=inspection.owns_parameters)
-        rows, flags = inputs.different_rows(), inspection.flags
-        probes = _compared_rows(prober, rows, flags, inspection.profile.outputs)
+        probes = compared_rows(net, inputs.different_rows(), inspection, inspection.flags, ignored)
         known = {site.name for site in inspection.profile.sites}
         if any(set(site_names(probe)) != known for probe in probes) and not inspection.profile.by_name:
             return False
@@ -150,20 +148,17 @@ def _holds_for_rows(net: nn.Module, inputs: Inputs, ignored: tuple[str, ...], in
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def _compared_rows(prober: Prober, rows: Inputs, flags: Flags | None, outputs: Layouts) -> list[Probe]:
+def compared_rows(
+    net: nn.Module, rows: Inputs, inspection: Inspection, flags: Flags | None, ignored: tuple[str, ...] = ()
+) -> list[Probe]:
     """The probes of the rows alone; raises if one of them has another output there than in its batch."""
+    prober = Prober(net, rows, ignored, names_generators(net), owns_parameters=inspection.owns_parameters)
     probes = {row: _probe_alone(prober, rows, row, flags) for row in range(rows.n_rows)}
     try:
-        _check_rows(prober, rows, flags, outputs, prober(rows.leaves, flags), probes)
+        _check_rows(prober, rows, flags, inspection.profile.outputs, prober(rows.leaves, flags), probes)
     except RowsDepend as error:
         raise ValueError(str(error)) from None
     return list(probes.values())
-
-
-def check_batch(net: nn.Module, inputs: Inputs, inspection: Inspection) -> None:
-    """Raises if a row of a batch has another output in evaluation mode than alone."""
-    prober = Prober(net, inputs, (), names_generators(net), owns_parameters=inspection.owns_parameters)
-    _compared_rows(prober, inputs, None, inspection.profile.outputs)
 
 
 def forget(net: nn.Module) -> None:

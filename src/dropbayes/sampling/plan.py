@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from dropbayes.runtime.devices import cpu_threads, is_out_of_memory
 from dropbayes.runtime.validation import check_choice
 from dropbayes.sampling.inputs import Inputs
-from dropbayes.sampling.inspection import Inspection, check_batch, forget, inspect
+from dropbayes.sampling.inspection import Inspection, compared_rows, forget, inspect
 from dropbayes.sampling.masks import Keys, Positions
 from dropbayes.sampling.perceptron import Perceptron, as_perceptron
 from dropbayes.sampling.perceptron_draws import perceptron_moments, prepare
@@ -231,7 +231,7 @@ class Plan:
                 raise
             raise _TooManyRows from error  # of which the first did well: a cache may have room for few
         if not all(agrees(outputs, one, row, len(draws) - 1, nearly=True) for row, one in alone.items()):
-            check_batch(self.net, inputs, self.inspection)
+            compared_rows(self.net, inputs, self.inspection, None)  # raises if they depend on each other
             raise UnsupportedStrategy("a network that does otherwise with many rows")
         self._check_operations(self.inspection, work, inputs, rows)
         for out, layout in zip(outputs, self.profile.outputs, strict=False):

@@ -245,9 +245,7 @@ class KeyedSource(SiteSource):
         layout, _ = self._layout(sites[self.site], (query.shape[0], query.shape[1], query.shape[2], key.shape[2]))
         inner = query.shape[0] if self.rows_mapped or layout is None else layout.inner
         query, key, value = (self._batch(t) for t in (query, key, value))
-        if attn_mask is not None and (
-            _functorch.is_batchedtensor(attn_mask) or (attn_mask.dim() == 4 and attn_mask.shape[0] > 1)
-        ):
+        if attn_mask is not None and (is_batched(attn_mask) or (attn_mask.dim() == 4 and attn_mask.shape[0] > 1)):
             attn_mask = self._batch(attn_mask)
         result: Tensor | None = kernels.attention(
             query.to(dtype), key.to(dtype), value.to(dtype), keys=self.spec.keys, site=self._number(sites[self.site]),

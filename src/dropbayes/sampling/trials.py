@@ -44,7 +44,6 @@ from dropbayes.tracing.views import View
 # on a GPU at least this many operations saved.
 _SHARED_PREFIX = {"cpu": 0.05, "cuda": 0.2}
 _SAVED_OPERATIONS = {"cpu": 0.0, "cuda": 1e12}
-_MAX_TRIED_UNITS = 256
 _SMALL_NETWORK = 1e5  # operations of a row: fewer take no longer than their calls
 
 
@@ -98,9 +97,7 @@ def first_that_agrees(inspection: Inspection, inputs: Inputs, spec: MaskSpec, ca
     second = min(1, rows.n_rows - 1)
     # By chance, a few units may have but the two values of others, by the network's own comparison; and a row that is
     # sorted among those of all draws may come to stand where it was, though not under every draw.
-    few = any(
-        s.kind in ("rand", "bernoulli") and 1 < math.prod(s.shape) <= _MAX_TRIED_UNITS for s in spec.profile.sites
-    )
+    few = any(s.kind in ("rand", "bernoulli") and 1 < math.prod(s.shape) <= 256 for s in spec.profile.sites)
     n_draws = 8 if few or spec.profile.reorders else 2
     spec = replace(spec, keys=Keys(spec.keys.seed, n_draws, spec.keys.sampler), integrate=False, trial=True)
 

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dropbayes.estimators.columns.dates import PARTS, date_format_of, date_inputs, date_parts, days_of, is_date
+from dropbayes.estimators.columns.dates import (
+    PARTS,
+    date_format_of,
+    date_inputs,
+    date_parts,
+    day_of_year,
+    days_of,
+    is_date,
+)
 from tests.estimators.columns.places import texts
 
 MOMENTS = st.datetimes(datetime.datetime(1950, 1, 1), datetime.datetime(2060, 1, 1)).map(
@@ -106,3 +114,15 @@ def test_parts_are_those_that_vary():
     assert date_parts(np.arange(0.0, 2000.0, 365.0)) == ("year", "season")
     assert set(date_parts(np.arange(0.0, 900.0))) == {"year", "season", "week"}
     assert set(PARTS) == {"year", "season", "week", "day"}
+
+
+def test_what_each_function_makes_of_a_few_days():
+    assert date_format_of(pa.array(["2020-01-31", "2020-02-29"])) == "iso"
+    assert date_format_of(pa.array(["31.1.2020"])) == "%d.%m.%Y"
+    assert days_of(pa.array(["1970-01-02"]), "iso").tolist() == [1.0]
+    assert date_parts(np.arange(0.0, 900.0, 30.0)) == ("year", "season")
+    assert date_parts(np.arange(0.0, 30.0)) == ("year", "week")
+    inputs = date_inputs(np.array([0.0, 0.25]), ("year", "day"))
+    assert inputs.round(3).tolist() == [[1970.0, 0.0, 1.0], [1970.001, 1.0, 0.0]]
+    a_year = float(date_inputs(np.array([365.0]), ("year",))[0, 0])
+    assert day_of_year(a_year) == np.datetime64("1971-01-01")

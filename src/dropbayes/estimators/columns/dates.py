@@ -37,10 +37,6 @@ def date_format_of(texts: pa.Array) -> str:
 
     Raises:
         ValueError: They have none in common, or day and month can be exchanged in every row.
-
-    Example:
-        >>> date_format_of(pa.array(["2020-01-31", "2020-02-29"])), date_format_of(pa.array(["31.1.2020"]))
-        ('iso', '%d.%m.%Y')
     """
     if pa.types.is_temporal(texts.type):
         return "iso zone" if getattr(texts.type, "tz", None) else "iso"
@@ -77,12 +73,7 @@ def _parse(texts: pa.Array, form: str) -> pa.Array:
 
 
 def days_of(values: pa.Array, form: str) -> Numbers:
-    """Days since 1970 of texts in a format, or of values of a temporal type; NaN for what is missing or otherwise.
-
-    Example:
-        >>> days_of(pa.array(["1970-01-02", None]), "iso")
-        array([ 1., nan])
-    """
+    """Days since 1970 of texts in a format, or of values of a temporal type; NaN for what is missing or otherwise."""
     if pa.types.is_date32(values.type):
         return pc.cast(values, pa.int32()).to_numpy(zero_copy_only=False).astype(np.float64)
     temporal = pa.types.is_temporal(values.type)
@@ -93,12 +84,7 @@ def days_of(values: pa.Array, form: str) -> Numbers:
 
 
 def date_parts(days: Numbers) -> tuple[str, ...]:
-    """The parts that can teach something: the year always, the season over more than a quarter of it, and so on.
-
-    Example:
-        >>> date_parts(np.arange(0.0, 900.0, 30.0)), date_parts(np.arange(0.0, 30.0))
-        (('year', 'season'), ('year', 'week'))
-    """
+    """The parts that can teach something: the year always, the season over more than a quarter of it, and so on."""
     span = float(days.max() - days.min()) if len(days) else 0.0
     whole = np.floor(days)
     daily = len(np.unique(whole)) > 0.5 * span  # weekdays of monthly data are an accident of the calendar
@@ -107,12 +93,7 @@ def date_parts(days: Numbers) -> tuple[str, ...]:
 
 
 def date_inputs(days: Numbers, parts: tuple[str, ...]) -> Numbers:
-    """The inputs of a network, `[row, input]`: the decimal year, then sine and cosine of each place on a circle.
-
-    Example:
-        >>> date_inputs(np.array([0.0, 0.25]), ("year", "day")).round(3).tolist()
-        [[1970.0, 0.0, 1.0], [1970.001, 1.0, 0.0]]
-    """
+    """The inputs of a network, `[row, input]`: the decimal year, then sine and cosine of each place on a circle."""
     turns = {"season": days / _YEAR, "week": (days + 3) / 7, "day": days}  # 1 January 1970 was a Thursday
     columns = []
     for part in parts:
@@ -125,10 +106,5 @@ def date_inputs(days: Numbers, parts: tuple[str, ...]) -> Numbers:
 
 
 def day_of_year(year: float) -> np.datetime64:
-    """The day of a decimal year, as `date_inputs` counts them.
-
-    Example:
-        >>> day_of_year(float(date_inputs(np.array([365.0]), ("year",))[0, 0]))
-        np.datetime64('1971-01-01')
-    """
+    """The day of a decimal year, as `date_inputs` counts them."""
     return np.datetime64(math.floor((year - 1970) * _YEAR + 1e-6), "D")
