@@ -308,3 +308,14 @@ def test_a_row_whose_units_are_all_zero_hides_no_misplaced_mask():
     together, alone = db.draws(net, x, n_draws=10), db.draws(net, x[1:2], n_draws=10)
     for several, one in zip(together, alone, strict=True):
         torch.testing.assert_close(several[:, 1:2], one)
+
+
+def test_units_that_rounding_alone_keeps_from_zero_are_no_reason_to_run_rows_apart():
+    def forward(self, x):  # mathematically zero: rounding, which depends on the size of the batch, decides the sign
+        noise = torch.relu(x @ self.weight - x[:, self.order] @ self.weight[self.order])
+        return self.last(self.dropout(noise) + x[:, :64])
+
+    torch.manual_seed(0)
+    net = Module(forward, dropout=nn.Dropout(0.2), last=nn.Linear(64, 3)).eval()
+    net.weight, net.order = nn.Parameter(torch.randn(256, 64)), torch.randperm(256)
+    assert db.predict(net, torch.randn(20, 256), n_draws=10).method == "mapped"
