@@ -489,3 +489,20 @@ def test_weights_that_a_pass_constrains_are_left_as_they_were(constrain):
     db.predict(net, torch.randn(3, 4), n_draws=4)
     assert net.last.weight is weight
     assert torch.equal(weight, before)
+
+
+@pytest.mark.parametrize(
+    "prepare", [with_other_memory, with_another_parameter, lambda layer: layer.weight.data.mul_(2)]
+)
+def test_a_flag_that_the_weights_are_ready_is_not_kept_without_the_weights(prepare):
+    def forward(self, x):
+        if not self.is_ready:
+            prepare(self.last)
+            self.is_ready = True
+        return self.last(self.dropout(torch.relu(self.first(x))))
+
+    net = network(forward, first=nn.Linear(4, 8), dropout=nn.Dropout(0.3), last=nn.Linear(8, 2)).eval()
+    net.is_ready, x = False, torch.randn(3, 4)
+    first = db.draws(net, x, n_draws=4)
+    assert not net.is_ready
+    assert torch.equal(db.draws(net, x, n_draws=4), first)

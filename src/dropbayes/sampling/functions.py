@@ -75,7 +75,8 @@ def keep_state(net: nn.Module, inputs: Inputs, profile: Profile) -> None:
         _evaluate(view, inputs)
         filled = NetworkState(view.net, versions=True)
         _evaluate(view, inputs)
-        if filled.holds(view.net):
+        before, after = list(net.parameters()), list(view.net.parameters())  # which stay, and with them their flags
+        if filled.holds(view.net) and len(before) == len(after) and all(map(torch.equal, before, after)):
             view.commit(net)
 
 
@@ -125,8 +126,7 @@ def function_draw(
     if not 0 <= operator.index(index) < keys.n_draws:
         raise ValueError(f"`index` must be one of the {n_draws} draws, 0 to {n_draws - 1}; got {index}.")
     check_choice("masks", masks, MASKS)
-    draw = range(operator.index(index), operator.index(index) + 1)
-    return functools.partial(called_draw, checked_network(net), keys, masks, sampling, draw)
+    return functools.partial(called_draw, checked_network(net), keys, masks, sampling, range(keys.n_draws)[index:][:1])
 
 
 def called_draw(
