@@ -506,3 +506,21 @@ def test_a_flag_that_the_weights_are_ready_is_not_kept_without_the_weights(prepa
     first = db.draws(net, x, n_draws=4)
     assert not net.is_ready
     assert torch.equal(db.draws(net, x, n_draws=4), first)
+
+
+@pytest.mark.parametrize("has_gradients", [False, True])
+def test_gradients_that_a_pass_takes_are_not_left_in_the_network(has_gradients):
+    def forward(self, x):
+        with torch.enable_grad():
+            x = x.detach().clone().requires_grad_()
+            self.last(self.dropout(torch.tanh(self.first(x)))).sum().backward()
+        self.first.requires_grad_(False)
+        return x.grad
+
+    net = network(forward, first=nn.Linear(4, 8), dropout=nn.Dropout(0.3), last=nn.Linear(8, 2)).eval()
+    for parameter in net.parameters():
+        parameter.grad = torch.ones_like(parameter) if has_gradients else None
+    assert db.predict(net, torch.randn(3, 4), n_draws=20).epistemic.min() > 0
+    for parameter in net.parameters():
+        assert parameter.requires_grad
+        assert bool((parameter.grad == 1).all()) if has_gradients else parameter.grad is None

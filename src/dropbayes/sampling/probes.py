@@ -100,14 +100,14 @@ class Prober:
     ) -> Probe:
         """One pass of a view with these training flags (None: evaluation mode), every mask left out, watched."""
         view = self.views.pop(may_train, None) or View(self.net, may_train, own_parameters=self.owns_parameters)
-        given, leaves = leaves, cloned_leaves(leaves)
+        given, leaves, is_changed = leaves, cloned_leaves(leaves), False
         objects = [(leaf, description(leaf)) for leaf in leaves if is_object(leaf)]
-        shared = {} if self.owns_parameters else view.parameters
-        held = [(parameter, parameter.data) for parameter in shared.values()]
-        watch = Watch(self.inputs.tensors_of_rows(leaves), shared, tensor_leaves(leaves))
-        names = SiteNames(view.paths, view.originals)
+        shared = view.parameters
+        held = [(p, p.data, p.grad, p.requires_grad) for p in shared.values()]
+        gradients = {f"{name}.grad": p.grad for name, p in shared.items() if p.grad is not None}
+        watch = Watch(self.inputs.tensors_of_rows(leaves), shared | gradients, tensor_leaves(leaves))
         left_out = functools.partial(is_ignored, self.ignored)
-        recorder = Recorder(names, left_out=left_out, watch=watch, neutral=neutral)
+        recorder = Recorder(SiteNames(view.paths, view.originals), left_out=left_out, watch=watch, neutral=neutral)
         host = HostDraws(self.named, [*view.generators, *self.drawn_from])
         try:
             with host, watch, (AtMeans if neutral.gates else Interception)(recorder):
@@ -117,11 +117,11 @@ class Prober:
             raise
         except Exception as error:
             raise ProbeFailed(recorder, error) from error
-        finally:  # `weight.data = ...` gives a parameter other memory, past the watch
-            moved = [(parameter, data) for parameter, data in held if storage(parameter) != storage(data)]
-            for parameter, data in moved:
-                parameter.data = data
-        if moved:
+        finally:  # past the watch, `weight.data = ...` gives a parameter other memory, and `backward` a gradient
+            for p, data, gradient, learns in held:
+                if storage(p) != storage(data) or p.grad is not gradient or p.requires_grad != learns:
+                    p.data, p.grad, p.requires_grad, is_changed = data, gradient, learns, True
+        if is_changed:
             raise SharedWrite
         written = [leaf for leaf, before in objects if description(leaf) != before]
         if any(leaf is one for leaf in written for one in given):
