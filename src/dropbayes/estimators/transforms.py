@@ -7,7 +7,8 @@ of y under one draw, where z is Gaussian with mean μ and variance σ², are in 
 - $y = a + c \sinh z$: $\mathbb E \sinh z = e^{\sigma^2/2} \sinh \mu$ and
   $\mathbb E \sinh^2 z = \tfrac12 (e^{2\sigma^2} \cosh 2\mu - 1)$.
 
-Student's t of z would have no mean in the units of y, so it is not offered in these scales.
+Student's t of z would have no mean in the units of y, so it is not offered in these scales. Hyperbolic sines are made
+of exponentials: the last bits of `torch.sinh` depend on the place of a value in its tensor, so on a row's neighbours.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class TargetTransform:
         """The targets y of z."""
         if self.name == "log":
             return z.exp()
-        return z if self.name == "none" else self.centre + self.width * torch.sinh(z)
+        return z if self.name == "none" else self.centre + self.width * (torch.expm1(z) - torch.expm1(-z)) / 2
 
     def log_derivative(self, y: Tensor) -> Tensor:
         r"""$\log g'(y)$."""
@@ -94,10 +95,10 @@ class TargetTransform:
             return centre, centre.square() * growth
         if self.name == "none":
             return mean, variance
-        sine = (variance / 2).exp() * torch.sinh(mean)
+        sine = (torch.expm1(mean) - torch.expm1(-mean)) / 2
         # ½(e^{2v} cosh 2μ - 1) - e^v sinh² μ, arranged so that nothing cancels for small v
-        spread = 0.5 * growth * (torch.exp(variance) * torch.cosh(2 * mean) + 1)
-        return self.centre + self.width * sine, self.width**2 * spread
+        spread = growth * (torch.exp(variance) * (0.5 + sine.square()) + 0.5)
+        return self.centre + self.width * (variance / 2).exp() * sine, self.width**2 * spread
 
 
 def candidate_transforms(name: str, y: np.ndarray) -> list[TargetTransform]:
@@ -107,8 +108,7 @@ def candidate_transforms(name: str, y: np.ndarray) -> list[TargetTransform]:
         return [TargetTransform.of(name, y)]
     if y.ndim > 1 or len(np.unique(y[:1000])) < 3:  # no scale to choose
         return [TargetTransform()]
-    suited = [name for name in TRANSFORMS if name != "log" or bool((y > 0).all())]
-    return [TargetTransform.of(name, y) for name in suited]
+    return [TargetTransform.of(one, y) for one in TRANSFORMS if one != "log" or bool((y > 0).all())]
 
 
 class MappedMixture(Mixture):
