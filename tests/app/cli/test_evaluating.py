@@ -204,6 +204,17 @@ def test_report_hands_over_rows_outcomes_and_what_was_done(models, tmp_path, mon
     assert set(seen["ranges"]) == {"size"}
 
 
+def test_a_report_numbers_its_rows_as_the_table_does(models, tmp_path):
+    lines = (models / "new.csv").read_text().splitlines()
+    lines[1:6] = [",".join([*line.split(",")[:3], "", ""]) for line in lines[1:6]]  # without a target
+    (tmp_path / "some.csv").write_text("\n".join([*lines[:9], ""]))
+    assert run("report", models / "numbers", tmp_path / "some.csv", "-o", tmp_path / "r.html").code == 0
+    page = (tmp_path / "r.html").read_text()
+    first = re.search(r"least sure about is row (\d+)", page)[1]
+    table = page[page.index('id="uncertain"') :]
+    assert int(first) in (6, 7, 8) and all(f">{number}<" in table for number in (6, 7, 8))
+
+
 def test_a_report_is_a_page_of_html(models, tmp_path):
     result = run("report", models / "numbers", models / "new.csv", "-o", tmp_path / "r.pdf")
     assert result.code == 2

@@ -25,6 +25,7 @@ X, Y = regression_rows(10)
         ({"y": np.where(Y[4] == Y, np.inf, Y)}, ValueError, "`y` must be finite"),
         ({"y": ["a"] * 10}, TypeError, "`y` must be a tensor or an array of numbers"),
         ({"columns": {"a": [1, 2]}}, ValueError, "`columns` must have one value"),
+        ({"numbers": Y[:3]}, ValueError, "`numbers` must have one value per row; got 3 for 10 rows"),
         ({"names": ["a"]}, ValueError, "`names` must name each of the 3"),
         ({"band_feature": 3}, ValueError, "`band_feature` must be a whole number, between 0 and 2"),
         ({"training": (X, Y[:3])}, ValueError, "`training` must have one value per row"),

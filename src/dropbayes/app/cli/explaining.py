@@ -263,10 +263,9 @@ def _properties(model: Model, about: dict[str, Any]) -> Iterator[tuple[str, str]
     yield "draws", f"{n_draws} per prediction, {n_draws // n_networks} of each network"
     if about["task"] == "classification":
         yield "classes", ", ".join(about["classes"])
-    elif about["noise"] == "student":
-        yield "noise", "Student's t, its scale depends on the input"
-    elif about["noise"] == "heteroscedastic":
-        yield "noise", "heteroscedastic: Gaussian, its variance depends on the input"
+    noise = {"student": "Student's t, its scale", "heteroscedastic": "heteroscedastic: Gaussian, its variance"}
+    if about.get("noise") in noise:
+        yield "noise", f"{noise[about['noise']]} depends on the input"
     if about.get("target_transform", "none") != "none":
         yield "learned", f"{model.ensemble.transform_.unit}; noise and precision are in its scale"
     if (precision := about.get("precision")) is not None:

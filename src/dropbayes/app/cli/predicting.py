@@ -293,6 +293,7 @@ def report(
         training=None if known is None else (known.encoded.x, known.y),
         features=features,
         ranges=explaining.ranges(fitted),
+        numbers=rows.numbers + 1,
         band_feature=next(iter(features.get(fitted.origin.get("time", ""), [])), None),
     )
     if output == "-":

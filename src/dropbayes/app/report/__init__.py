@@ -10,8 +10,9 @@ from dropbayes.app.report.features import features_of
 from dropbayes.app.report.layout import environment
 from dropbayes.app.report.sections import page_context
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
+from dropbayes.runtime.arrays import Array
 from dropbayes.runtime.formatting import printable_name
-from dropbayes.runtime.validation import check_count
+from dropbayes.runtime.validation import check_count, row_values
 
 __all__ = ["report"]
 
@@ -31,6 +32,7 @@ def report(
     unknown: Any = None,
     features: Mapping[str, Sequence[int]] | None = None,
     ranges: Mapping[str, tuple[float, float]] | None = None,
+    numbers: Array | None = None,
 ) -> str:
     """A self-contained HTML document on a fitted model's predictions for rows whose truth is known.
 
@@ -57,6 +59,7 @@ def report(
         features: The columns of `x` that belong to one feature, such as those of a category, by its name; by default
             every column is a feature.
         ranges: The least and greatest value of a feature in the training rows, where `training` is not given.
+        numbers: The number of each row in its table, where some of those are left out; by default 1, 2, 3 ...
 
     Example:
         >>> import numpy as np
@@ -89,6 +92,7 @@ def report(
         unknown=None if unknown is None else inputs.input_rows(view, unknown, "unknown"),
         features=[one.with_labels(dict(shown)) for one in features_of(rows, labels, groups, known and known[0])],
         ranges={printable_name(label): ends for label, ends in (ranges or {}).items()},
+        numbers=None if numbers is None else row_values("numbers", numbers, n_rows=len(rows)).numpy(),
     )
     page = page_context(arguments)
     return environment.get_template("page.html").render(page, title=printable_name(title, max_length=160)) + "\n"

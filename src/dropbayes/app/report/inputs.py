@@ -33,6 +33,7 @@ class ReportInputs:
     unknown: Numbers | None
     features: list[Feature]
     ranges: dict[str, tuple[float, float]]
+    numbers: Numbers | None
 
 
 def fitted_model(model: Model) -> Model:

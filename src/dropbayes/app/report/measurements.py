@@ -58,7 +58,6 @@ class Regression:
     def __post_init__(self) -> None:
         self.total = self.epistemic + self.aleatoric
         self.uncertainty = self.std  # by which rows are ranked
-        self.most_uncertain = np.argsort(-self.uncertainty, kind="stable")[:10]
         self.epistemic_share = float(self.epistemic.mean() / max(self.total.mean(), 1e-300))
         self.loss = np.abs(self.y - self.mean)
         self.inside = (self.lower <= self.y) & (self.y <= self.upper)
@@ -98,7 +97,6 @@ class Classification:
 
     def __post_init__(self) -> None:
         self.uncertainty = self.total  # by which rows are ranked
-        self.most_uncertain = np.argsort(-self.uncertainty, kind="stable")[:10]
         self.epistemic_share = float(self.epistemic.mean() / max(self.total.mean(), 1e-300))
         self.predicted, self.confidence = self.probabilities.argmax(1), self.probabilities.max(1)
         self.loss = (self.predicted != self.labels).astype(float)

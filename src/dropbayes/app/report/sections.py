@@ -79,12 +79,10 @@ class UncertainTable:
     """The most uncertain rows, with the columns that matter most: the features are `ranked`."""
 
     def __init__(self, inputs: ReportInputs, measured: Measured, ranked: list[str]) -> None:
-        top = measured.most_uncertain.tolist()
+        top = np.argsort(-measured.uncertainty, kind="stable")[:10].tolist()
         percentiles, self.among = _percentiles(inputs, measured.uncertainty)
-        share = [
-            f"{100 * part:.0f} %"
-            for part in np.clip(measured.epistemic / np.maximum(measured.total, 1e-300), 0, 1)[top]
-        ]
+        parts = np.clip(measured.epistemic / np.maximum(measured.total, 1e-300), 0, 1)
+        share = [f"{100 * part:.0f} %" for part in parts[top]]
         order = {name: place for place, name in enumerate(ranked)}
         shown = [
             (label, [values[k] for k in top])
@@ -92,9 +90,9 @@ class UncertainTable:
         ]
         ranks = (percentile_text(percentiles[k]).replace("percentile ", "") for k in top)
         columns = [
-            (Column("row"), [f"{k + 1:,}" for k in top]),
+            (Column("row"), [f"{k + 1 if inputs.numbers is None else inputs.numbers[k]:,.0f}" for k in top]),
             *((Column(label, all(map(_is_number, values))), list(map(_cell, values))) for label, values in shown),
-            *_results(measured),
+            *_results(measured, top),
             (Column("epistemic share", share=True), share),
             (Column("percentile"), [rank.replace("above ", "> ").replace("below ", "< ") for rank in ranks]),
         ]
@@ -103,9 +101,8 @@ class UncertainTable:
         self.rows = list(zip(*cells, strict=True))
 
 
-def _results(measured: Measured) -> list[tuple[Column, list[str]]]:
+def _results(measured: Measured, top: list[int]) -> list[tuple[Column, list[str]]]:
     """The predictions, the truths and the uncertainty of the most uncertain rows, as columns."""
-    top = measured.most_uncertain
     if measured.has_classes:
         predicted, truth = ([measured.classes[k] for k in some[top]] for some in (measured.predicted, measured.labels))
         stated = [
