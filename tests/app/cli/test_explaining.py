@@ -2,11 +2,13 @@
 
 import json
 import re
+import warnings
 
 import pytest
 
 from dropbayes.app.cli.explaining import facts
 from dropbayes.app.models.model import load
+from dropbayes.app.models.predictor import Predictor
 from dropbayes.layers import model_precision
 from tests.command_line import column, rows_of, run
 
@@ -70,6 +72,19 @@ def test_the_background_is_what_a_row_is_compared_with(models, tmp_path):
     )["rows"]
     assert all(part["prediction"] == part["uncertainty"] == 0 for part in one["columns"].values())
     assert one["typical"] == {"prediction": one["prediction"], "uncertainty": one["uncertainty"]}
+
+
+@pytest.mark.filterwarnings("always:.*rows are far")
+def test_a_warning_of_rows_that_are_not_in_the_table_is_not_shown(models, monkeypatch):
+    """Shapley values predict rows put together from two, which may be far from those of training."""
+    predict = Predictor.predict_inputs
+
+    def warned(self, x):
+        warnings.warn(f"{len(x)} rows are far", stacklevel=2)
+        return predict(self, x)
+
+    monkeypatch.setattr(Predictor, "predict_inputs", warned)
+    assert run("explain", models / "numbers", models / "new.csv", "--rows", 3).err.count("rows are far") == 1
 
 
 def test_reasons_are_printed_with_the_largest_share_first(models):

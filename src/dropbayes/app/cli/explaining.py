@@ -162,11 +162,10 @@ def note_order(model: Model, rows: TrainingRows, cells: pa.Table) -> None:
                     probe.fit(rows.x, rows.y, sample_weight=rows.weight, times=times)
             at_random, forward = (float(max(probe.search_scores_)) for probe in probes)
             if forward < at_random - 0.1:
-                scores = plain_number(at_random), plain_number(forward)
                 note(
-                    f"the rows are in order of {column.name!r}: held out at random they score {scores[0]} nats per "
-                    f"row, held out after those learned from {scores[1]}; to predict rows that come later, fit with "
-                    f"--time {shlex.quote(column.name)}."
+                    f"the rows are in order of {column.name!r}: held out at random they score "
+                    f"{plain_number(at_random)} nats per row, held out after those learned from {plain_number(forward)}"
+                    f"; to predict rows that come later, fit with --time {shlex.quote(column.name)}."
                 )
             return
         if column.kind == "number" and n_distinct == n_runs and 10 <= n_distinct <= len(values) / 2:
@@ -349,14 +348,15 @@ def reasons(model: Model, x: NumpyArray, background: NumpyArray | None, *, n_row
         check_finite(found, location)
         return torch.cat([torch.from_numpy(found[name]).view(len(inputs), -1) for name in answers], 1)
 
-    inputs = torch.from_numpy(x)
-    every = values(inputs)
+    every = values(torch.from_numpy(x))
     rows = every[:, -1].argsort(descending=True, stable=True)[:n_rows]
     mean = model.ensemble.population_.x_mean[:1, : x.shape[1]].double().cpu()
     owners = torch.tensor([number for number, column in enumerate(columns) for _ in column.inputs])
     typical = mean if background is None else torch.from_numpy(background)
     found = []
-    for row, shares in zip(rows.tolist(), shapley(values, inputs[rows], typical, columns=owners), strict=True):
+    with warnings.catch_warnings(action="ignore"):  # rows that are put together may be far from those of training
+        attributed = shapley(values, torch.from_numpy(x)[rows], typical, columns=owners)
+    for row, shares in zip(rows.tolist(), attributed, strict=True):
         best = int(every[row, :-1].argmax())
         stated, typically, *parts = (
             {"prediction": float(numbers[best]), "uncertainty": float(numbers[-1])}
