@@ -22,6 +22,14 @@ def test_the_numbers_of_a_verdict_are_those_of_evaluate():
     assert verdict.gain == pytest.approx(result.log_likelihood - float(plain), abs=1e-5)
 
 
+@pytest.mark.parametrize("judge", [db.check, db.tune_dropout])
+@pytest.mark.parametrize("likelihood", ["gaussian", db.Gaussian, [db.Gaussian(1.0)]])
+def test_what_is_no_likelihood_is_refused_by_name(judge, likelihood):
+    net = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Dropout(0.5), nn.Linear(4, 1))
+    with pytest.raises(TypeError, match="`likelihood` must be one of dropbayes' likelihoods"):
+        judge(net, torch.ones(8, 2), torch.ones(8, 1), likelihood=likelihood)
+
+
 def test_without_a_likelihood_the_noise_fits_and_coverage_is_right():
     (x, y), net = numbers(2000), trained()
     verdict = check(net, x, y, n_draws=50)

@@ -24,7 +24,7 @@ from dropbayes.predictive.scoring import ClassOutcomes, RegressionOutcomes, core
 from dropbayes.predictive.statistics import Observations, Request, Rows, RowStatistics, by_head, joined_rows
 from dropbayes.runtime.batches import network_arguments
 from dropbayes.runtime.formatting import Printed, Table, count
-from dropbayes.runtime.validation import NOT_FINITE, Array, outcomes, row_weights
+from dropbayes.runtime.validation import NOT_FINITE, Array, check_type, outcomes, row_weights
 from dropbayes.sampling import Inputs, LogMean, Profile, Sampling, as_inputs, keep_state
 from dropbayes.scores.averages import weighted_mean
 
@@ -288,6 +288,8 @@ def checked_targets(y: Array, output: Tensor, likelihood: Likelihood | None) -> 
 
     By default that is Categorical for integers, if there are more numbers in the output.
     """
+    rule = "be one of dropbayes' likelihoods, such as Gaussian(precision=1.0)"
+    check_type("likelihood", likelihood, (Likelihood, type(None)), rule)
     if bool(output.isnan().any()):
         raise ValueError(NOT_FINITE)
     targets = outcomes(y).to(output.device)

@@ -15,7 +15,7 @@ from dropbayes.likelihoods import ClassLikelihood, Gaussian, Likelihood
 from dropbayes.linear.control import ControlledPlan
 from dropbayes.linear.passes import LinearPlan
 from dropbayes.linear.perceptrons import MomentsPlan
-from dropbayes.runtime.validation import check_probability
+from dropbayes.runtime.validation import check_probability, check_type
 from dropbayes.sampling import Block, Inputs, Mean, Moments, Plan, Profile, move_row_axis, result_dtype
 
 CLASS_STATISTICS = ("entropy", "expected_entropy", "variation_ratio")
@@ -62,11 +62,8 @@ class Request:
 
     def __post_init__(self) -> None:
         for likelihood in self._likelihoods():
-            if likelihood is not None and not isinstance(likelihood, Likelihood):
-                raise TypeError(
-                    "`likelihood` must be one of dropbayes' likelihoods, such as Gaussian(precision=1.0) or "
-                    f"Categorical(), or a dict or sequence of them for several outputs; got {likelihood!r}."
-                )
+            rule = "be one of dropbayes' likelihoods, such as Gaussian(precision=1.0), or one for each output"
+            check_type("likelihood", likelihood, (Likelihood, type(None)), rule)
         for level in self.quantiles:
             check_probability("quantiles", level)
 
