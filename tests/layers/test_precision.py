@@ -27,6 +27,12 @@ def test_precision_and_weight_decay_are_inverse_for_all_settings(precision, keep
     assert model_precision(weight_decay=decay, **setting) == pytest.approx(precision, rel=1e-12)
 
 
+@pytest.mark.parametrize("name", ["keep_prob", "n_data"])
+def test_what_is_no_number_is_refused_by_name(name):
+    with pytest.raises(ValueError, match=f"`{name}` must"):
+        model_precision(**{"weight_decay": 1.0, "keep_prob": 0.5, "length_scale": 1.0, "n_data": 10, name: None})
+
+
 def test_the_identities_are_differentiated_where_they_are_given_tensors():
     def both(first, length_scale):
         setting = {"keep_prob": 0.8, "length_scale": length_scale, "n_data": 50}

@@ -40,7 +40,7 @@ def check_number(name: str, value: object) -> None:
 
 
 def check_keep_prob(value: float) -> None:
-    if not 0 < value <= 1:
+    if not (hasattr(value, "__float__") and 0 < value <= 1):
         raise ValueError(
             f"`keep_prob` must lie in (0, 1]; got {value!r}. It is the paper's p, the probability that a unit stays: "
             "one minus the `p` of torch.nn.Dropout."
@@ -48,7 +48,7 @@ def check_keep_prob(value: float) -> None:
 
 
 def check_n_data(value: float) -> None:
-    if not 1 <= value < math.inf:
+    if not (hasattr(value, "__float__") and 1 <= value < math.inf):
         raise ValueError(f"`n_data` must be at least 1, the number of training rows; got {value!r}.")
 
 
