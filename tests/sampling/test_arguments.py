@@ -249,6 +249,22 @@ def test_what_is_no_input_is_refused_by_name(name, ask):
     assert refused and str(refused[0]).startswith("`x`")
 
 
+def test_a_row_without_its_row_axis_is_refused_with_the_remedy():
+    net, x = made(lambda: (perceptron(), rows(7)))
+    samples = DataLoader(TensorDataset(x, torch.zeros(7, 2)), batch_size=None)
+    asked = [
+        lambda: db.predict(net, x[0]),
+        lambda: db.predict(net, x[0], method="linear"),
+        lambda: db.draws(net, x[0]),
+        lambda: db.function_draw(net)(x[0]),
+        lambda: db.predict(net, samples, progress=False),
+        lambda: db.evaluate(net, samples, likelihood=db.Gaussian(1.0), progress=False),
+    ]
+    for ask in asked:
+        with pytest.raises(ValueError, match=r"a vector are rows\. One row is x\[None\], a DataLoader needs batches"):
+            ask()
+
+
 @pytest.mark.parametrize("options", [{"n_draws": 0}, {"masks": "none"}, {"seed": "a"}])
 def test_a_wrong_option_is_refused_by_name(options):
     net, x = made(lambda: (perceptron(), rows(2)))

@@ -41,9 +41,10 @@ def test_function_draw_is_a_differentiable_function():
     assert torch.autograd.grad(recurrent(sequence)[0].sum(), sequence)[0].abs().sum() > 0
 
 
-def test_function_draw_refuses_an_index_outside_its_draws():
-    with pytest.raises(ValueError, match=r"`index` must be one of the 5 draws, 0 to 4; got 5"):
-        db.function_draw(PERCEPTRON, 5, n_draws=5)
+@pytest.mark.parametrize("index", [5, -1, 1.5, "first", None])
+def test_function_draw_refuses_an_index_outside_its_draws(index):
+    with pytest.raises(ValueError, match=f"`index` must be one of the 5 draws, 0 to 4; got {index!r}"):
+        db.function_draw(PERCEPTRON, index, n_draws=5)
 
 
 def test_a_draw_is_called_as_the_network_is():
@@ -94,7 +95,6 @@ def test_a_network_with_a_state_is_left_as_it_was():
 @pytest.mark.parametrize(("x", "hint"), [
     (torch.randn(4, 3, dtype=torch.float64), "pass x.to(torch.float32)"),
     (torch.randn(4, 7), "got the shape (4, 7)"),
-    (torch.randn(3), "a batch of rows"),
 ])  # fmt: skip
 def test_an_input_that_does_not_fit_is_explained_beside_the_message_of_torch(x, hint):
     net = nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.5), nn.Linear(5, 1))

@@ -84,6 +84,11 @@ def test_other_data_are_refused_with_the_remedy():
         as_inputs([1.0, 2.0].__iter__())
 
 
+def test_an_object_inside_a_tuple_is_refused_with_the_remedy():
+    with pytest.raises(ValueError, match=r"`x` must hold a tensor .* take it whole: Sampling\(row_axis=None\)"):
+        as_inputs((Output(torch.ones(2, 3), None),))
+
+
 def test_inputs_made_in_inference_mode_can_be_written_to():
     with torch.inference_mode():
         x, named = torch.ones(2, 3), {"x": torch.ones(2, 3), "n": 4}

@@ -28,6 +28,7 @@ def test_ignored_modules_are_names_in_order():
         ({"row_offset": 1.5}, ValueError, "`row_offset` must be a whole number, at least 0; got 1.5"),
         ({"row_offset": -1}, ValueError, "`row_offset` must be a whole number, at least 0; got -1"),
         ({"ignore_modules": [3]}, TypeError, "`ignore_modules` must hold names"),
+        ({"ignore_modules": 3}, TypeError, "`ignore_modules` must hold names"),
         ({"tolerance": 0.0}, ValueError, "`tolerance` must be a positive finite number; got 0.0"),
         ({"batch_invariant": "no"}, ValueError, "`batch_invariant` must be one of None, True, False; got 'no'"),
         ({"max_bytes": 0}, ValueError, "`max_bytes` must be a positive finite number; got 0"),

@@ -233,6 +233,8 @@ def as_inputs(x: PyTree, net: nn.Module | None = None, *, row_axis: RowAxis = 0)
     sizes = [s for leaf, axis in zip(leaves, stated, strict=True) if (s := _size(leaf, axis)) is not None]
     if not sizes:
         remedy = "Add a batch axis: x[None]." if any(isinstance(x, Tensor) for x in leaves) else "Pass torch.tensor(x)."
+        if any(map(is_object, leaves)):
+            remedy = "Pass the tensors of an object, or take it whole: Sampling(row_axis=None)."
         raise ValueError(f"`x` must hold a tensor with a row axis {row_axis}; got none. {remedy}")
     if sizes[0] == 0:
         raise ValueError("`x` must have at least one row; got an empty batch. Skip empty batches.")
@@ -273,8 +275,7 @@ def _stated_axes(row_axis: Any, arguments: tuple[tuple[Any, ...], dict[str, Any]
             raise ValueError(f"`row_axis` must be zero or more; got {row_axis}. Count the axis from the front.")
         return [row_axis] * len(pytree.tree_leaves(arguments))
     if isinstance(row_axis, Mapping):
-        unknown = sorted(row_axis.keys() - named.keys())
-        if positional or unknown or row_axis.keys() != named.keys():
+        if positional or row_axis.keys() != named.keys():
             raise ValueError(
                 f"`row_axis` must name the arguments in `x`, {sorted(named)}; got {sorted(row_axis)}. "
                 "Pass `x` as a dict, with one axis (or None) for each argument."

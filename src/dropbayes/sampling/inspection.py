@@ -385,18 +385,17 @@ def _probe_alone(prober: Prober, rows: Inputs, row: int, flags: Flags | None) ->
 def _failure(prober: Prober, failed: ProbeFailed, rows: str) -> Exception:
     """The error of a network that fails on some rows: its own, or that its rows depend on each other."""
     inputs = prober.inputs
-    is_vector = len(inputs.leaves) == 1 and inputs.leaves[0].dim() == 1  # one row, which lacks its row axis
-    if inputs.n_rows == 1 or is_vector or isinstance(failed.error, NotImplementedError):
+    if inputs.n_rows == 1 or isinstance(failed.error, NotImplementedError):
         return failed.error
     try:
         prober(inputs.leaves, None)
     except ProbeFailed:
         return failed.error
-    first_line = str(failed).partition("\n")[0]
-    return ValueError(
-        f"`net` takes the batch of {inputs.n_rows} rows but fails on {rows} ({first_line}): its rows depend on "
-        f"each other. {whole_arguments(inputs)}Pass row_axis=None to take the whole input as one row."
-    )
+    what = f"`net` takes the batch of {inputs.n_rows} rows but fails on {rows} ({str(failed).splitlines()[0]}):"
+    if len(inputs.leaves) == 1 and inputs.leaves[0].dim() == 1:
+        return ValueError(f"{what} the numbers of a vector are rows. One row is x[None], a DataLoader needs batches.")
+    remedy = f"{whole_arguments(inputs)}Pass row_axis=None to take the whole input as one row."
+    return ValueError(f"{what} its rows depend on each other. {remedy}")
 
 
 def _check_rows(

@@ -58,7 +58,7 @@ class Sampling:
         check_choice("sampler", self.sampler, SAMPLERS)
         check_choice("positions", self.positions, (None, *POSITIONS))
         check_count("row_offset", self.row_offset, at_least=0)
-        if not all(isinstance(name, str) and name for name in self.ignored):
+        if not hasattr(self.ignore_modules, "__iter__") or not all(isinstance(m, str) and m for m in self.ignored):
             raise TypeError(f"`ignore_modules` must hold names of modules or classes; got {self.ignore_modules!r}.")
         check_choice("batch_invariant", self.batch_invariant, (None, True, False))
         check_positive("tolerance", self.tolerance)
