@@ -428,6 +428,8 @@ def test_a_target_above_the_largest_loss_is_refused_by_its_share():
         decisions.deferral_for_risk([0.1, 0.2], [0, 1], target=20, largest_loss=10)
 
 
-def test_a_cheap_network_without_an_uncertainty_is_refused_also_for_two_rows():
+@pytest.mark.parametrize("n_rows", [2, 3])
+@pytest.mark.parametrize("cheap", [lambda x: x, lambda x: None, lambda x: (x,), lambda x: (x, x, x)])
+def test_a_cheap_network_without_an_uncertainty_is_refused(cheap, n_rows):
     with pytest.raises(ValueError, match="`cheap` must return an uncertainty"):
-        decisions.cascade(torch.zeros(2), lambda x: x, costly=lambda x: x, threshold=1.0)
+        decisions.cascade(torch.zeros(n_rows), cheap, costly=lambda x: x, threshold=1.0)

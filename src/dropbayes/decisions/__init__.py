@@ -263,8 +263,10 @@ def cascade(
         raise ValueError(f"`threshold` must be a number; got {threshold!r}.")
     if not isinstance(x, (Tensor, np.ndarray)):
         raise TypeError(f"`x` must be a tensor or an array of rows; got {type(x).__name__}. Convert it.")
-    output, uncertainty = cheap(x)
-    output, escalated = to_tensor(output, name="cheap"), DeferralRule(float(threshold), "").defers(uncertainty)
+    answer = cheap(x)
+    if not isinstance(answer, (tuple, list)) or len(answer) != 2:
+        raise ValueError(f"`cheap` must return an uncertainty [row] beside its output; got {type(answer).__name__}.")
+    output, escalated = to_tensor(answer[0], name="cheap"), DeferralRule(float(threshold), "").defers(answer[1])
     if escalated.dim() != 1 or escalated.shape != output.shape[:1]:
         got = f"{tuple(escalated.shape)} beside {tuple(output.shape)}"
         raise ValueError(f"`cheap` must return an uncertainty [row] beside its output; got {got}.")
@@ -275,8 +277,7 @@ def cascade(
                 f"`costly` must return outputs of the cheap one's shape and kind; got {tuple(answers.shape)} of "
                 f"{answers.dtype} for {tuple(output[escalated].shape)} of {output.dtype}."
             )
-        output = output.clone()
-        output[escalated] = answers.to(output.dtype)
+        output = output.index_put((escalated,), answers.to(output.dtype))
     return output, escalated
 
 
