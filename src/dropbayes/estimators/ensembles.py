@@ -453,7 +453,8 @@ class ClassEnsemble(Ensemble):
     @on_cpu
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of each row."""
-        return np.asarray(self.classes_[self.predict_proba(X).argmax(1)])
+        probabilities = self.predict_proba(X)
+        return np.asarray(self.classes_[probabilities.argmax(1)])
 
     @on_cpu
     def predict_uncertainty(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
