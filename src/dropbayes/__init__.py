@@ -21,15 +21,8 @@ if TYPE_CHECKING:
     from dropbayes.estimators import DropoutClassifier, DropoutRegressor
     from dropbayes.guests import doctor
     from dropbayes.layers import Prior, add_dropout, model_precision, weight_decay
-    from dropbayes.likelihoods import (
-        Bernoulli,
-        Categorical,
-        Gaussian,
-        HeteroscedasticGaussian,
-        Poisson,
-        Quantiles,
-        StudentT,
-    )
+    from dropbayes.likelihoods.continuous import Gaussian, HeteroscedasticGaussian, Quantiles, StudentT
+    from dropbayes.likelihoods.discrete import Bernoulli, Categorical, Poisson
     from dropbayes.linear import explain
     from dropbayes.predictive import check, evaluate, predict, tune_dropout
     from dropbayes.sampling import Sampling, draws, function_draw
@@ -76,15 +69,8 @@ _HOME = {
     "estimators": ("DropoutClassifier", "DropoutRegressor"),
     "guests": ("doctor",),
     "layers": ("Prior", "add_dropout", "model_precision", "weight_decay"),
-    "likelihoods": (
-        "Bernoulli",
-        "Categorical",
-        "Gaussian",
-        "HeteroscedasticGaussian",
-        "Poisson",
-        "Quantiles",
-        "StudentT",
-    ),
+    "likelihoods.continuous": ("Gaussian", "HeteroscedasticGaussian", "Quantiles", "StudentT"),
+    "likelihoods.discrete": ("Bernoulli", "Categorical", "Poisson"),
     "linear": ("explain",),
     "predictive": ("check", "evaluate", "predict", "tune_dropout"),
     "sampling": ("Sampling", "draws", "function_draw", "sites"),
