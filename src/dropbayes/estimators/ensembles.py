@@ -51,8 +51,7 @@ METHODS = ("sampling", "linear", "moments")
 class Ensemble(ABC):
     """The common base of regression and classification ensembles, with the parameters that these were fitted with."""
 
-    saved_as: ClassVar[str]
-    """The kind written to its model file."""
+    saved_as: ClassVar[str]  #: The kind written to its model file.
     records: ClassVar[dict[str, tuple[str, Any]]] = {}
     """The attributes that a file holds as tensors if they are not None, with their name there and their class."""
 

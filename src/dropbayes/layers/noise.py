@@ -19,10 +19,8 @@ from dropbayes.tracing import draw_or_mean
 class Noise(nn.Module, ABC):
     r"""A choice of $q(\mathbf W)$ around a stored weight matrix `[unit, column]`."""
 
-    on_units = False
-    """Whether a draw multiplies input units by a mask, which needs no weight matrix of its own."""
-    kl_is_weight_decay = False
-    """Whether the KL is, up to a constant, a multiple of the squared weights."""
+    on_units = False  #: Whether a draw multiplies input units by a mask, which needs no weight matrix of its own.
+    kl_is_weight_decay = False  #: Whether the KL is, up to a constant, a multiple of the squared weights.
     keep_prob: float | None = None
     drop_bias = False
 

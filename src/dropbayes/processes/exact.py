@@ -31,8 +31,7 @@ def _array(z: float | Tensor) -> np.ndarray:
 class Process(ABC):
     r"""A posterior over functions given data, $p(\mathbf f \mid \mathbf X, \mathbf Y)$."""
 
-    noise_variance: float
-    r"""The variance $\tau^{-1}$ of an observation given $\mathbf f$."""
+    noise_variance: float  #: The variance $\tau^{-1}$ of an observation given $\mathbf f$.
     log_marginal_likelihood: float
     r"""The log evidence $\log p(\mathbf Y \mid \mathbf X)$, summed over independent outputs."""
 

@@ -32,28 +32,17 @@ class PositionAxis:
 class Site:
     """One place in a forward pass where the network is random."""
 
-    index: int
-    """The site's number in the order of execution."""
-    path: str
-    """The name of the module that draws."""
-    kind: str
-    """The operation: "dropout", "attention", "rand", ..."""
-    drop_prob: float | None
-    """The drop probability; None if the random numbers have another use."""
-    shape: tuple[int, ...]
-    """The shape of one row's mask."""
-    before: str | None = None
-    """The weight layer that reads the dropped tensor."""
-    layout: RowLayout | None = None
-    """The layout of a batch's rows in the mask; None if the mask has no rows."""
-    left_out: bool = False
-    """Whether it is in a module to ignore."""
-    name: str = ""
-    """Its name, independent of other sites: the module, the operation and the index of the call."""
-    positions: tuple[PositionAxis, ...] = ()
-    """The axes that hold positions, if they were searched for."""
-    number: int | None = None
-    """The number that keys its masks: its index, or the number of its name."""
+    index: int  #: The site's number in the order of execution.
+    path: str  #: The name of the module that draws.
+    kind: str  #: The operation: "dropout", "attention", "rand", ...
+    drop_prob: float | None  #: The drop probability; None if the random numbers have another use.
+    shape: tuple[int, ...]  #: The shape of one row's mask.
+    before: str | None = None  #: The weight layer that reads the dropped tensor.
+    layout: RowLayout | None = None  #: The layout of a batch's rows in the mask; None if the mask has no rows.
+    left_out: bool = False  #: Whether it is in a module to ignore.
+    name: str = ""  #: Its name, independent of other sites: the module, the operation and the index of the call.
+    positions: tuple[PositionAxis, ...] = ()  #: The axes that hold positions, if they were searched for.
+    number: int | None = None  #: The number that keys its masks: its index, or the number of its name.
 
     @property
     def is_random(self) -> bool:
