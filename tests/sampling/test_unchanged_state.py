@@ -141,6 +141,21 @@ def test_what_a_first_call_caches_is_cached():
     torch.testing.assert_close(net.table, {6: torch.arange(6.0)})
 
 
+def test_a_flag_of_a_first_call_is_not_kept_without_the_hooks_that_it_stands_for():
+    def forward(self, x):
+        if not self.is_hooked:  # as a network of transformers that is asked for its hidden states
+            self.is_hooked, kept = True, self.kept
+            self.d.register_forward_hook(lambda module, given, result: kept.append(result))
+        self.kept.clear()
+        return self.o(self.d(x)), self.kept[0]
+
+    net, x = made(lambda: (network(forward, d=nn.Dropout(0.5), o=nn.Linear(6, 2)), rows(3)))
+    net.is_hooked, net.kept = False, []
+    hidden = [db.draws(net, some, n_draws=5)[1] for some in (x, x, x[1:2])]
+    assert torch.equal(hidden[0], hidden[1]) and torch.equal(hidden[0][:, 1:2], hidden[2])
+    assert torch.equal(net(x)[1], x)
+
+
 # Weights written in a pass --------------------------------------------------------------------------------------------
 
 

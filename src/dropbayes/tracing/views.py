@@ -144,14 +144,22 @@ class View:
         self._originals, self._alive, self._copies, self._memory, self._unregistered = [], [], {}, {}, {}
 
     def commit(self, net: nn.Module) -> None:
-        """Copies the attributes and buffers that running the view has changed to the network."""
+        """Copies the attributes and buffers that running the view has changed to the network: all of them, or none.
+
+        A flag that says what is there must not come without it: without the hooks, say, that the pass has registered.
+        """
+        changed = list[tuple[Any, str, object]]()
         for path, key in self.state.changes(self.net):
             module, clone = net.get_submodule(path), self.net.get_submodule(path)
             group, _, name = key.partition("/")
             if name and group == "_buffers" and name in module._buffers and name in clone._buffers:
-                self._assign(module._buffers, name, clone._buffers[name])
+                changed.append((module._buffers, name, clone._buffers[name]))
             elif group not in BUILTIN and group in clone.__dict__ and not holds_modules(clone.__dict__[group]):
-                self._assign(module.__dict__, group, clone.__dict__[group])
+                changed.append((module.__dict__, group, clone.__dict__[group]))
+            else:
+                return
+        for attributes, name, value in changed:
+            self._assign(attributes, name, value)
 
     def _assign(self, attributes: dict[str, Any], key: str, value: Any) -> None:
         """Writes into what the pass has written into, and replaces what it has replaced."""
