@@ -72,7 +72,7 @@ class Inspection:
     owns_parameters: bool
     view: View
     needs_autocast: bool = False
-    strategies: dict[Any, Any] = field(default_factory=dict)  # by the inputs of the choice
+    strategies: dict[object, Any] = field(default_factory=dict)  # by the inputs of the choice
     largest_block: int = 0  # the most rows and draws at once in which a row was seen to be as it is alone
     most_rows: int = 2**62  # that a pass takes, as far as is known
     runs: set[int] = field(default_factory=set)  # hashes of the operations under which its strategy agreed

@@ -260,12 +260,8 @@ class Plan:
         """
         if self.strategy.rows != "together" or len(work.rows) * len(work.draws) <= known.largest_block:
             return {}
-        inputs, work = replace(work.inputs, leaves=tuple(work.leaves)), replace(work, draws=work.draws[-1:])
-        alone = {
-            row: replace(work, leaves=inputs.rows([row]), rows=work.rows[row : row + 1])
-            for row in (range(n_rows)[-8:] if self.profile.are_sent else range(1))
-        }
-        return {row: evaluate(ONE_BY_ONE, self.spec, one) for row, one in alone.items()}
+        last, some = replace(work, draws=work.draws[-1:]), range(n_rows)[-8:] if self.profile.are_sent else range(1)
+        return {row: evaluate(ONE_BY_ONE, self.spec, last.row(row)) for row in some}
 
     def _check_branches(self, work: Work, outputs: list[Tensor]) -> None:
         """Raises unless rows choose branches in a batch as they do alone: where they part, and in the first draws."""

@@ -59,6 +59,11 @@ class Work:
     parted: set[int] | None = None  # where draws are noted in which rows read different values
     runs: set[int] = field(default_factory=set)  # where the operations of each pass are noted, as a hash
 
+    def row(self, index: int) -> Work:
+        """The same of one of its rows, alone."""
+        leaves = replace(self.inputs, leaves=tuple(self.leaves)).rows([index])
+        return replace(self, leaves=leaves, rows=self.rows[index : index + 1])
+
 
 def evaluate(strategy: Strategy, spec: MaskSpec, work: Work) -> list[Tensor]:
     """All draws of the work's rows, `[draw, row, ...]` of each tensor of the output; then the integrated variance."""
@@ -70,7 +75,7 @@ def evaluate(strategy: Strategy, spec: MaskSpec, work: Work) -> list[Tensor]:
 
 def _evaluate(strategy: Strategy, spec: MaskSpec, work: Work) -> list[Tensor]:
     if strategy.rows == "single" and len(work.rows) > 1:
-        outputs = [_evaluate(strategy, spec, _one_row(work, index)) for index in range(len(work.rows))]
+        outputs = [_evaluate(strategy, spec, work.row(index)) for index in range(len(work.rows))]
         return [torch.cat(tensors, dim=1) for tensors in zip(*outputs, strict=True)]
     if strategy.draws == "single" and len(work.draws) > 1:
         singles = [replace(work, draws=work.draws[i : i + 1], among=work.draws) for i in range(len(work.draws))]
@@ -81,14 +86,6 @@ def _evaluate(strategy: Strategy, spec: MaskSpec, work: Work) -> list[Tensor]:
     if strategy.rows == "mapped" and len(work.rows) > 1:
         return _map_rows(spec, work)
     return _map(spec, work) if strategy.draws == "mapped" and len(work.draws) > 1 else _fold(spec, work)
-
-
-def _one_row(work: Work, index: int) -> Work:
-    leaves = [
-        leaf if axis is None or not isinstance(leaf, Tensor) else leaf.narrow(axis, index, 1).clone()
-        for leaf, axis in zip(work.leaves, work.inputs.axes, strict=True)
-    ]
-    return replace(work, leaves=leaves, rows=work.rows[index : index + 1])
 
 
 def _run(source: KeyedSource, work: Work, leaves: list[PyTree]) -> list[Tensor]:
@@ -200,7 +197,7 @@ def _map_branches(spec: MaskSpec, work: Work) -> list[Tensor]:
                 # An operation without a rule, in a branch that no trial took; or the network's own.
                 if spec.trial or isinstance(error, NetworkChanged) or is_out_of_memory(error):
                     raise
-                alone = [(_one_row(work, i // n_draws), work.draws[i % n_draws :][:1]) for i in some.tolist()]
+                alone = [(work.row(i // n_draws), work.draws[i % n_draws :][:1]) for i in some.tolist()]
                 runs = [evaluate(ONE_BY_ONE, spec, replace(row, draws=draw)) for row, draw in alone]
                 found = [torch.cat(tensors, 1) for tensors in zip(*runs, strict=True)]
             places.append(some)

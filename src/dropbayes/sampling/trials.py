@@ -142,9 +142,8 @@ def learned_sites(spec: MaskSpec, work: Work) -> tuple[Site, ...] | None:
     new, met = dict[str, Site](), dict[str, Site]()
     with contextlib.suppress(NetworkChanged, UnsupportedStrategy):  # a mask that is laid in another way
         together = evaluate(DRAW_BY_DRAW, spec, replace(work, learned=new))
-        for row, index in enumerate(work.rows):
-            leaves = cloned_leaves(work.inputs.rows([row]))
-            one = replace(work, leaves=leaves, rows=range(index, index + 1), learned=met)
+        for row in range(len(work.rows)):
+            one = replace(work.row(row), learned=met)
             if not agrees(together, evaluate(ONE_BY_ONE, spec, one), row, 0):
                 return None
             if new.keys() <= met.keys():
