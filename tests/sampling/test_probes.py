@@ -130,9 +130,15 @@ def test_double_precision_is_an_arbiter_where_the_network_has_it():
     inputs = as_inputs(torch.ones(2, 4))
     prober = Prober(nn.Linear(4, 4), inputs, (), frozenset())
     with torch.no_grad():
-        assert prober.in_double(lambda exact, rows: exact(rows.leaves, None).tensors[0].dtype == torch.float64)
-        assert not prober.in_double(lambda exact, rows: exact([None], None).fits(prober(rows.leaves, None)))
+        assert prober.in_double(inputs, lambda exact, rows: exact(rows.leaves, None).tensors[0].dtype == torch.float64)
+        assert not prober.in_double(inputs, lambda exact, rows: exact([None], None).fits(prober(rows.leaves, None)))
     assert inputs.leaves[0].dtype == torch.float32
+
+
+def test_double_precision_judges_the_rows_in_question():
+    inputs = as_inputs(torch.randn(9, 4))
+    prober = Prober(nn.Linear(4, 4), inputs, (), frozenset())
+    assert prober.in_double(inputs, lambda exact, rows: torch.equal(rows.leaves[0], inputs.leaves[0].double()))
 
 
 @pytest.mark.parametrize(

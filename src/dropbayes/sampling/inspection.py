@@ -411,7 +411,7 @@ def _check_rows(
             return _are_rows_of(one.tensors, [row], several, outputs, rows.n_rows)
 
         of_batch = functools.partial(_are_rows_of, probe.tensors, [row], batch, outputs, rows.n_rows)
-        if of_batch() or prober.in_double(agrees, otherwise=of_batch(offsets=False)):
+        if of_batch() or prober.in_double(rows, agrees, of_batch(offsets=False)):
             continue  # at most a small difference of large numbers
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in probe.tensors)
         has_scalar = any(not tensor.dim() for tensor in probe.tensors)
@@ -462,7 +462,7 @@ def _check_faithful(prober: Prober, rows: Inputs, plain: Probe, outputs: Layouts
             "`net` gives another output than a copy of its modules over the same weights: a forward or hook was "
             "patched, or it reads modules past its module tree. Register what it reads as submodules and buffers."
         )
-    if not prober.in_double(agrees_in_double):
+    if not prober.in_double(rows, agrees_in_double):
         raise RowsDepend(
             "`net` gives its rows other outputs in another order: it sorts them, or they depend on each other. "
             f"{whole_arguments(rows)}Pass row_axis=None to take the whole input as one row."

@@ -138,11 +138,11 @@ class Prober:
             self.views[may_train] = view
         return Probe(view, recorder, watch, host, tensors, structure, changes)
 
-    def in_double(self, judge: Callable[[Prober, Inputs], bool], otherwise: bool = False) -> bool:
-        """What `judge` says of the same probes in double precision, the arbiter; `otherwise` if it is not supported."""
+    def in_double(self, rows: Inputs, judge: Callable[[Prober, Inputs], bool], otherwise: bool = False) -> bool:
+        """What `judge` says of probes of rows in double precision, the arbiter; `otherwise` if it is not supported."""
         try:
-            exact = replace(self, net=copy.deepcopy(self.net).double(), inputs=double_inputs(self.inputs), views={})
-            return judge(exact, exact.inputs.different_rows())
+            exact = replace(self, net=copy.deepcopy(self.net).double(), inputs=double_inputs(rows), views={})
+            return judge(exact, exact.inputs)
         except Exception:
             return otherwise
 

@@ -34,7 +34,7 @@ def training_probe(prober: Prober, rows: Inputs, plain: Probe) -> tuple[Probe, F
     if full is not None:
         check_accounted(full, plain)
         moves = full.host.moved and not plain.host.moved
-        if full.stands_for(plain) or (full.fits(plain) and (moves or _agree_in_double(prober, flags))):
+        if full.stands_for(plain) or (full.fits(plain) and (moves or _agree_in_double(prober, rows, flags))):
             return full, flags
         check_repeatable(prober, rows, flags, full)
         if full.fits(plain) and _is_neutral(prober, rows, flags, full):
@@ -77,8 +77,8 @@ def _chooses(prober: Prober, rows: Inputs, flags: Flags) -> bool:
         return failed.recorder.has_choices
 
 
-def _agree_in_double(prober: Prober, flags: Flags) -> bool:
-    return prober.in_double(lambda exact, rows: exact(rows.leaves, flags).stands_for(exact(rows.leaves, None)))
+def _agree_in_double(prober: Prober, rows: Inputs, flags: Flags) -> bool:
+    return prober.in_double(rows, lambda exact, same: exact(same.leaves, flags).stands_for(exact(same.leaves, None)))
 
 
 def check_repeatable(prober: Prober, rows: Inputs, flags: Flags, full: Probe) -> None:
@@ -137,7 +137,7 @@ def _only_drops(prober: Prober, rows: Inputs, cls: type, plain: Probe) -> bool:
     only_noise = seen.fits(plain) and (
         bool(seen.host.moved)
         or _is_neutral(prober, rows, flags, seen)
-        or _agree_in_double(prober, flags)
+        or _agree_in_double(prober, rows, flags)
         or _chooses(prober, rows, flags)
     )
     if seen.agrees_with(plain) or only_noise:
