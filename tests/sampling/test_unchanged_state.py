@@ -539,3 +539,19 @@ def test_gradients_that_a_pass_takes_are_not_left_in_the_network(has_gradients):
     for parameter in net.parameters():
         assert parameter.requires_grad
         assert bool((parameter.grad == 1).all()) if has_gradients else parameter.grad is None
+
+
+@pytest.mark.parametrize("name", ["running_mean", "weight"])
+def test_a_module_past_the_module_tree_that_a_pass_writes_into_is_refused_and_left_as_it_was(name):
+    def forward(self, x):
+        getattr(self.teachers[0], name).data.add_(1)
+        return self.last(self.dropout(torch.relu(self.first(x))))
+
+    net = network(forward, first=nn.Linear(4, 8), dropout=nn.Dropout(0.3), last=nn.Linear(8, 2)).eval()
+    net.teachers = [nn.BatchNorm1d(4).eval()]
+    before = getattr(net.teachers[0], name).clone()
+    with pytest.raises(
+        ValueError, match=f"`net` writes into a BatchNorm1d {name}, which it holds past its module tree"
+    ):
+        db.predict(net, torch.randn(3, 4), n_draws=4)
+    assert torch.equal(getattr(net.teachers[0], name), before)

@@ -102,18 +102,21 @@ class Prober:
         view = self.views.pop(may_train, None) or View(self.net, may_train, own_parameters=self.owns_parameters)
         given, leaves, is_changed = leaves, cloned_leaves(leaves), False
         objects = [(leaf, description(leaf)) for leaf in leaves if is_object(leaf)]
-        shared = view.parameters
-        held = [(p, p.data, p.grad, p.requires_grad) for p in shared.values()]
-        gradients = {f"{name}.grad": p.grad for name, p in shared.items() if p.grad is not None}
-        watch = Watch(self.inputs.tensors_of_rows(leaves), shared | gradients, tensor_leaves(leaves))
+        held = [(p, p.data, p.grad, p.requires_grad) for p in view.parameters.values()]
+        watch = Watch(self.inputs.tensors_of_rows(leaves), view.unwritable, tensor_leaves(leaves))
         left_out = functools.partial(is_ignored, self.ignored)
         recorder = Recorder(SiteNames(view.paths, view.originals), left_out=left_out, watch=watch, neutral=neutral)
-        host = HostDraws(self.named, [*view.generators, *self.drawn_from])
+        host = HostDraws(self.named, [*view.generators, *self.drawn_from], self.inputs.device)
         try:
             with host, watch, (AtMeans if neutral.gates else Interception)(recorder):
                 output = eagerly(self.inputs.call)(view.net, leaves)
                 recorder.seeds_torch |= watch.is_seeded()  # with or without random numbers that follow
-        except SharedWrite:
+        except SharedWrite as write:
+            if self.owns_parameters:  # of the network, but not of modules that it holds otherwise
+                raise ValueError(
+                    f"`net` writes into {write}, which it holds past its module tree. Register it: assign it to an "
+                    "attribute, or hold it in a ModuleList or ModuleDict."
+                ) from None
             raise
         except Exception as error:
             raise ProbeFailed(recorder, error) from error

@@ -154,19 +154,24 @@ class HostDraws:
     Args:
         named: The generators that the network's code names. If none, and other threads run, a moved state is theirs.
         private: The network's own generators.
+        device: Where it runs: a GPU has a generator of torch of its own.
     """
 
-    def __init__(self, named: frozenset[str], private: list[Any]) -> None:
+    def __init__(self, named: frozenset[str], private: list[Any], device: torch.device | None = None) -> None:
         self.moved: list[str] = []  # the global generators that the pass drew from
         self.left: dict[str, Any] = {}  # their states at its end: passes that begin alike show what they drew
         self.unkeyed: list[str] = []  # and those that no seed controls
         self._named, self._seeds, self._private = bool(named), bool(named & {"manual_seed", "seed"}), private
         self._looks = self._named or threading.active_count() == 1
+        self._device = device
 
     def __enter__(self) -> HostDraws:
         self._before_private = [state_of(generator) for generator in self._private]
         if not self._looks:
             return self
+        device = self._device
+        of_gpu = [torch.cuda.default_generators[device.index]] if device and device.type == "cuda" else []
+        self._of_gpu = [(own, own.get_state()) for own in of_gpu]
         _BORROWED.acquire()
         self._before, self._torch = _global_states(), torch.default_generator.get_state()
         if self._named:  # away from where an earlier pass, which may seed them, has left them
@@ -189,10 +194,12 @@ class HostDraws:
             if self.moved or self._named:
                 _restore(self._before)
             seeded = torch.default_generator.initial_seed() != self._start_seed
-            if not seeded and not torch.equal(torch.default_generator.get_state(), self._start):
+            watched = ((torch.default_generator, self._start), *self._of_gpu)
+            if not seeded and not all(torch.equal(own.get_state(), start) for own, start in watched):
                 self.unkeyed.append("torch's generator, outside of what can be watched (another thread or library)")
             if self._seeds or seeded or self.unkeyed:
-                torch.default_generator.set_state(self._torch)
+                for own, start in (*self._of_gpu, (torch.default_generator, self._torch)):
+                    own.set_state(start)
         finally:
             _BORROWED.release()
 

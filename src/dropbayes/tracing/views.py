@@ -139,6 +139,14 @@ class View:
         """The parameters that the view shares with the network, by name."""
         return {} if self._own_parameters or self.moves_weights else dict(self.net.named_parameters())
 
+    @property
+    def unwritable(self) -> dict[str, Tensor]:
+        """What no pass may write into: the shared parameters, their gradients, and modules past the module tree."""
+        gradients = {f"{name}.grad": p.grad for name, p in self.parameters.items() if p.grad is not None}
+        hidden = ((type(m).__name__, m.named_parameters(), m.named_buffers()) for m in self._unregistered.values())
+        past = {f"a {kind} {name}": t for kind, *tensors in hidden for some in tensors for name, t in some}
+        return self.parameters | gradients | past
+
     def forget_network(self) -> None:
         """Drops the references to the network's own modules: a view that is kept must not keep them alive."""
         self._originals, self._alive, self._copies, self._memory, self._unregistered = [], [], {}, {}, {}
