@@ -1,5 +1,6 @@
 """On a GPU the draws are those of the CPU, up to rounding: the same masks, by other kernels."""
 
+import concurrent.futures
 import copy
 
 import pytest
@@ -93,3 +94,99 @@ def test_a_run_does_not_wait_for_the_device(name):
             pass
     finally:
         torch.cuda.set_sync_debug_mode(0)
+
+
+class AtBoxes(torch.nn.Module):
+    """Features at places that are given by the number of a row and a column, as of regions of interest."""
+
+    def __init__(self):
+        super().__init__()
+        self.drop, self.last = torch.nn.Dropout(0.3), torch.nn.Linear(4, 2)
+
+    def forward(self, x, boxes):
+        return self.last(self.drop(x)[boxes[:, 0], :, boxes[:, 1]])
+
+
+def test_an_index_that_a_row_alone_does_not_have_leaves_the_device_in_use():
+    boxes = torch.tensor([[0, 1], [1, 2], [2, 3]], device="cuda")
+    with pytest.raises(ValueError, match=r"fails on a single one .*IndexError"):
+        db.draws(AtBoxes().cuda().eval(), (torch.randn(3, 4, 6, device="cuda"), boxes))
+    assert float(torch.ones(3, device="cuda").sum()) == 3
+
+
+def test_rows_that_are_mixed_in_large_batches_leave_the_device_in_use():
+    net, _ = build("dropout_mlp")
+
+    class Centred(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net
+
+        def forward(self, x):
+            y = self.net(x)
+            return y - y.mean(0) if len(y) > 5 else y
+
+    with pytest.raises(ValueError, match="rows depend on each other"):
+        db.draws(Centred().cuda().eval(), torch.randn(9, 6, device="cuda"))
+    assert float(torch.ones(3, device="cuda").sum()) == 3
+
+
+def test_outputs_may_be_on_several_devices():
+    class Tagged(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.drop, self.last = torch.nn.Dropout(0.3), torch.nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.last(self.drop(x)), torch.ones(len(x))
+
+    found = db.predict(Tagged().cuda().eval(), torch.randn(3, 4, device="cuda"))
+    assert [mean.device.type for mean in found.mean] == ["cuda", "cpu"]
+
+
+@pytest.mark.parametrize("masks", ["shared", "row"])
+def test_a_network_may_map_over_its_rows_itself(masks):
+    class Mapped(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.drop, self.last = torch.nn.Linear(4, 8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 2)
+
+        def forward(self, x):
+            return self.last(torch.vmap(lambda row: self.drop(self.first(row)), randomness="same")(x))
+
+    net, x = Mapped().eval(), torch.randn(3, 4)
+    expected = db.draws(net, x, n_draws=12, masks=masks)
+    ours = db.draws(copy.deepcopy(net).cuda(), x.cuda(), n_draws=12, masks=masks)
+    torch.testing.assert_close(ours.cpu(), expected, rtol=2e-3, atol=2e-4)
+
+
+def test_random_numbers_that_a_layer_draws_on_the_device_are_refused_by_name():
+    net = torch.nn.Sequential(torch.nn.FractionalMaxPool2d(2, output_size=3), torch.nn.Dropout(0.3))
+    with pytest.raises(NotImplementedError, match="cannot be keyed to a seed: rand"):
+        db.draws(net.cuda().eval(), torch.randn(3, 2, 8, 8, device="cuda"))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_draw_on_the_device_may_be_mapped_over():
+    net, _ = build("dropout_mlp")
+    x = torch.randn(3, 6)
+    on_cpu, on_gpu = (db.function_draw(one, 2) for one in (net, copy.deepcopy(net).cuda()))
+    expected = torch.func.vmap(lambda row: on_cpu(row[None])[0])(x)
+    ours = torch.func.vmap(lambda row: on_gpu(row[None])[0])(x.cuda())
+    torch.testing.assert_close(ours.cpu(), expected, rtol=2e-3, atol=2e-4)
+
+
+def test_random_numbers_of_another_thread_are_refused_and_the_devices_generator_put_back():
+    class Threaded(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.drop, self.last = torch.nn.Dropout(0.001), torch.nn.Linear(4, 2)
+
+        def forward(self, x):
+            with concurrent.futures.ThreadPoolExecutor(1) as pool:
+                return self.last(pool.submit(self.drop, x).result())
+
+    x, before = torch.randn(3, 4, device="cuda"), torch.cuda.get_rng_state()
+    with pytest.raises(NotImplementedError, match="torch's generator, outside of what can be watched"):
+        db.draws(Threaded().cuda().eval(), x)
+    assert torch.equal(torch.cuda.get_rng_state(), before)

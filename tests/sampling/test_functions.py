@@ -1,5 +1,6 @@
 """The draws of a network as tensors, and one draw as a function."""
 
+import collections
 import copy
 import pickle
 
@@ -39,6 +40,20 @@ def test_function_draw_is_a_differentiable_function():
     recurrent = db.function_draw(nn.LSTM(3, 4, 2, dropout=0.3, batch_first=True), 1, n_draws=3)
     sequence = torch.randn(2, 5, 3, requires_grad=True)
     assert torch.autograd.grad(recurrent(sequence)[0].sum(), sequence)[0].abs().sum() > 0
+
+
+@pytest.mark.parametrize("kind", [lambda *parts: list(parts), collections.namedtuple("Parts", "first second")])
+def test_function_draw_takes_an_argument_of_several_parts_as_the_network_does(kind):
+    class Sum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.drop, self.last = nn.Dropout(0.5), nn.Linear(3, 2)
+
+        def forward(self, parts):
+            return self.last(self.drop(parts[0] + parts[1]))
+
+    net, parts = Sum().eval(), kind(torch.randn(4, 3), torch.randn(4, 3))
+    torch.testing.assert_close(db.function_draw(net, 2, n_draws=5)(parts), db.draws(net, (parts,), n_draws=5)[2])
 
 
 @pytest.mark.parametrize("index", [5, -1, 1.5, "first", None])

@@ -5,8 +5,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dropbayes.tracing import SharedWrite, Watch
+from dropbayes.tracing.watch import check_indices
 
 
 def watched(function, *rows, shared=None):
@@ -214,3 +216,53 @@ def test_a_mark_ends_with_its_memory_and_not_with_the_tensor_that_was_marked():
 def test_an_operation_on_functions_is_refused_by_name():
     with pytest.raises(NotImplementedError, match=r"`net` must not call torch.cond: its branches hide their dropout"):
         watched(lambda x: torch.ops.higher_order.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), torch.ones(2))
+
+
+# Indices --------------------------------------------------------------------------------------------------------------
+
+
+class Checked(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        check_indices(func.overloadpacket.__name__, args)
+        return func(*args, **kwargs or {})
+
+
+BY_INDEX = {
+    "index": lambda x, i: x[i],
+    "index of the second axis": lambda x, i: x[:, i],
+    "index beside a mask": lambda x, i: x[torch.eye(4, 5) > 0][i],
+    "index behind a mask": lambda x, i: x[torch.tensor([True, True, False, False]), i[:1]],
+    "index_put": lambda x, i: x.clone().index_put_((i,), torch.zeros(5)),
+    "assignment": lambda x, i: x.clone().__setitem__((slice(None), i), 0.0),
+    "index_select": lambda x, i: x.index_select(0, i),
+    "index_add": lambda x, i: x.index_add(0, i, torch.ones(2, 5)),
+    "index_copy": lambda x, i: x.index_copy(0, i, torch.ones(2, 5)),
+    "index_fill": lambda x, i: x.index_fill(0, i, 1.0),
+    "gather": lambda x, i: x.gather(1, i.expand(4, 2)),
+    "scatter": lambda x, i: x.scatter(0, i.view(2, 1), 1.0),
+    "scatter_add": lambda x, i: x.clone().scatter_add_(0, i.view(2, 1), torch.ones(2, 1)),
+    "embedding": lambda x, i: F.embedding(i, x),
+    "embedding bag": lambda x, i: F.embedding_bag(i.view(1, 2), x),
+}
+
+
+@pytest.mark.parametrize("last", [3, 4, 5, -1, -4, -5, -6])
+@pytest.mark.parametrize("name", BY_INDEX)
+def test_an_index_is_out_of_range_where_a_cpu_says_so(name, last):
+    def is_refused():
+        try:
+            BY_INDEX[name](torch.randn(4, 5), torch.tensor([last, 0]))
+        except (IndexError, RuntimeError) as error:
+            return str(error)
+        return ""
+
+    by_torch = is_refused()
+    with Checked():
+        found = is_refused()
+    assert bool(found) == bool(by_torch)
+    assert found.startswith("indices from") == bool(by_torch)
+
+
+def test_no_index_at_all_is_in_range():
+    with Checked():
+        assert torch.randn(4, 5)[torch.empty(0, dtype=torch.int64)].shape == (0, 5)

@@ -227,7 +227,7 @@ def check_outputs(prediction: Prediction) -> None:
     real = [torch.view_as_real(t) if t.is_complex() else t for t in (*means, *variances)]
     # For each a number that is not finite if an element is not, and zero if all are; one synchronisation.
     norms = [torch.linalg.vector_norm(t, math.inf) if t.numel() else t.new_ones(()) for t in real]
-    magnitudes = torch.stack(norms).tolist()
+    magnitudes = torch.stack([norm.to(norms[0].device) for norm in norms]).tolist()  # a tag, a count may be on the CPU
     # One NaN or infinity among the draws makes their mean so, too; a derivative makes the variance NaN alone.
     defined = [*(mean.isfinite() for mean in means), *(~variance.isnan() for variance in variances)]
     if not all(map(math.isfinite, magnitudes)) and not all(bool(one.all()) for one in defined):

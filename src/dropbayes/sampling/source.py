@@ -238,7 +238,7 @@ class KeyedSource(SiteSource):
             return self._tied_attention(query, key, value, attn_mask, drop_prob, is_causal, scale)
         layout = sites[self.site].layout
         fits = query.dim() == 4 and (self.rows_mapped or (layout is not None and layout == RowLayout(0, layout.inner)))
-        kernels = kernels_on(query.device) if fits and not _needs_gradient(query) else None
+        kernels = self._kernels(query) if fits else None
         if kernels is None or query.shape[-1] > 256 or value.shape[-1] > 256:
             return None
         dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else query.dtype
@@ -457,6 +457,11 @@ class KeyedSource(SiteSource):
 
     # Kernels, which read and write draws and rows as axes of memory ---------------------------------------------------
 
+    def _kernels(self, x: Tensor) -> Any:
+        """The kernels for `x`; None where torch must see what is done: for gradients, within other transforms."""
+        is_own = (transform_depth() or 0) == max(self.level or 0, self.row_level or 0)
+        return kernels_on(x.device) if is_own and not (torch.is_grad_enabled() and x.requires_grad) else None
+
     def _dropout_by_kernel(
         self, site: Site, layout: RowLayout | None, x: Tensor, drop_prob: float, shape: tuple[int, ...]
     ) -> Tensor | None:
@@ -464,7 +469,7 @@ class KeyedSource(SiteSource):
         plain = self.spec.positions is None and not self.spec.trial and self._chosen is None
         if not plain or (layout is not None and not layout.inner):
             return None
-        kernels = kernels_on(x.device) if (layout is not None or self.rows_mapped) and not _needs_gradient(x) else None
+        kernels = self._kernels(x) if layout is not None or self.rows_mapped else None
         if kernels is None or x.dtype not in _KERNEL_DTYPES:
             return None
         if shape != tuple(x.shape):  # whole channels: their few factors first, then a product that broadcasts
@@ -523,10 +528,6 @@ def _extents(shape: tuple[int, ...], layout: RowLayout) -> dict[str, int]:
     """The numbers of a row's units that precede and follow the rows in memory."""
     axis = layout.axis
     return {"outer": math.prod(shape[:axis]), "inner": layout.inner * math.prod(shape[axis + 1 :])}
-
-
-def _needs_gradient(x: Tensor) -> bool:
-    return torch.is_grad_enabled() and x.requires_grad
 
 
 def _is_mapped(x: Tensor, level: int) -> bool:

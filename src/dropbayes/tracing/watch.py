@@ -43,7 +43,7 @@ class Watch(TorchDispatchMode):
         self.unaccounted: list[str] = []  # random operations that were not replaced and take no generator
         self.draws_by_generator = 0  # and the numbers that others draw from torch's own
         self.reads: set[Read] = set()
-        self.numbers: list[Any] = []  # that Python read and that depend on the rows
+        self.numbers: list[bytes] = []  # that Python read and that depend on the rows
         self.written: set[int] = set()  # the memory that operations wrote to, by address
         self.writes_input = False
         self.has_dynamic_shapes = False  # a shape depends on values of the rows or of a site
@@ -118,7 +118,7 @@ class Watch(TorchDispatchMode):
         if is_random and kwargs.get("generator") is None and not self.is_seeded():
             func = _with_generator(func)
             if any(argument.name == "generator" for argument in func._schema.arguments):
-                device = next((tensor.device for tensor in _tensors(args)), torch.device("cpu"))
+                device = next((tensor.device for tensor in _tensors(args)), kwargs.get("device") or torch.device("cpu"))
                 by_generator = device.type == "cpu"
                 kwargs = {**kwargs, "generator": torch.Generator(device)}  # torch's own, which is the user's, stays
             if kwargs.get("generator") is None or kwargs["generator"].device.type != "cpu":  # which alone is keyed
@@ -145,6 +145,8 @@ class Watch(TorchDispatchMode):
             raise SharedWrite(self._shared[key])
         self.written |= written
         self.writes_input |= bool(written & self._inputs)
+        if args and isinstance(args[0], Tensor) and args[0].device.type == "cuda":
+            check_indices(name, args)
         result = func(*args, **kwargs)
         for tensor in _tensors(result if isinstance(result, (tuple, list)) else (result,)):
             self.draws_by_generator += tensor.numel() if by_generator else 0
@@ -239,6 +241,26 @@ def _takes_first(func: OpOverload, args: Arguments) -> bool:
     """Whether an operation takes entries of the first axis, by a tensor, where that has several."""
     by_index = func is torch.ops.aten.index.Tensor and isinstance(args[1][0], Tensor)
     return (by_index or func is torch.ops.aten.index_select.default) and tuple(args[0].shape[:1]) > (1,)
+
+
+def check_indices(name: str, args: Arguments) -> None:
+    """Raises, as on a CPU, for an index out of range: on a GPU, that would end its use by the whole process."""
+    indices, axis = list[tuple[Tensor, int]](), 0  # with the length of the axis that each is for
+    of_axes = name in ("index", "index_put", "index_put_", "_index_put_impl_")
+    if of_axes:
+        for index in args[1]:
+            is_mask = index is not None and index.dtype in (torch.bool, torch.uint8)
+            indices += [] if index is None or is_mask else [(index, args[0].shape[axis])]
+            axis += index.dim() if is_mask else 1
+    elif name in ("embedding", "_embedding_bag", "_embedding_bag_forward_only"):
+        indices = [(args[1], args[0].shape[0])]
+    elif name.startswith(("gather", "scatter", "index_")) and isinstance(args[1], int):  # along that axis
+        indices = [(args[2], args[0].shape[args[1]])]
+    for index, size in indices:
+        least, most = (int(index.min()), int(index.max())) if index.numel() else (0, -1)
+        from_end = of_axes or name.startswith("index_fill")  # negative ones are counted
+        if least < (-size if from_end else 0) or most >= size:
+            raise IndexError(f"indices from {least} to {most} are out of range for an axis of length {size}")
 
 
 def _draws(func: OpOverload, args: Arguments, kwargs: NamedArguments) -> bool:
