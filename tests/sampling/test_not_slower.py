@@ -365,7 +365,32 @@ def attending_without_dropout():
     return Noted(function, d=nn.Dropout(0.2), o=nn.Linear(8, 2)), torch.randn(16, 8)
 
 
-BRANCHES = [asserted, attending_without_dropout, two_heads, steps_up_to_the_longest, steps_without_biases, halting]
+def written_step_by_step(buffer=torch.zeros):
+    def function(self, x):
+        outputs, h = buffer(len(x), 3, 8), x
+        for t in range(3):
+            h = self.c(self.d(h), h)
+            assert (h.abs() < 10).all()
+            outputs[:, t] = h
+        return self.o(outputs)
+
+    return Noted(function, c=nn.GRUCell(8, 8), d=nn.Dropout(0.2), o=nn.Linear(8, 2)), torch.randn(16, 8)
+
+
+def written_into_empty_memory():
+    return written_step_by_step(torch.empty)
+
+
+BRANCHES = [
+    asserted,
+    attending_without_dropout,
+    two_heads,
+    steps_up_to_the_longest,
+    steps_without_biases,
+    halting,
+    written_step_by_step,
+    written_into_empty_memory,
+]
 
 
 @pytest.mark.parametrize("make", BRANCHES)

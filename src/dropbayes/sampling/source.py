@@ -146,9 +146,12 @@ class KeyedSource(SiteSource):
     def blank(self, zeros: Tensor) -> Tensor:
         # Of an input that is one row, after a mask: for a batch, what all draws share would be computed for each.
         together = self.spec.profile.rows_together and (any(self.spec.profile.outputs) or not self.site)
-        if self.level is None or together or self.rows_mapped or is_batched(zeros):
+        size, level = len(self.draws), None if together or self.rows_mapped else self.level
+        if self._chosen is not None:  # pairs share nothing
+            size, level = len(self._chosen[0]), self.row_level
+        if level is None or is_batched(zeros):
             return zeros
-        return _add_batch_dim(zeros.repeat(len(self.draws), *(1,) * zeros.dim()), 0, self.level)
+        return _add_batch_dim(zeros.repeat(size, *(1,) * zeros.dim()), 0, level)
 
     def keep(self, kind: str, drop_prob: float, shape: tuple[int, ...], like: Tensor) -> Tensor:
         site = self._next(kind, drop_prob, shape)
@@ -482,7 +485,7 @@ class KeyedSource(SiteSource):
                 pairs, self.spec.keys, self._number(site), drop_prob=drop_prob, draws=self.draws,
                 rows=self._mask_rows(site), drawn=True, outer=1, inner=math.prod(shape),
             )  # fmt: skip
-            return self._hide_pairs(spread.view(pairs.shape))
+            return self._hide(spread.view(pairs.shape), 2)
         assert layout is not None
         drawn, axis = self.level is None or _is_mapped(x, self.level), layout.axis
         folded = x if self.level is None else _unmapped(x, self.level, axis, 1).flatten(axis, axis + 1)
@@ -508,10 +511,6 @@ class KeyedSource(SiteSource):
         x = x[None] if self.level is None else _unmapped(x, self.level, 0, len(self.draws))
         return _unmapped(x, self.row_level or 0, 1, len(self.rows))
 
-    def _hide_pairs(self, pairs: Tensor) -> Tensor:
-        pairs = _add_batch_dim(pairs, 1, self.row_level or 0)
-        return pairs[0] if self.level is None else _add_batch_dim(pairs, 0, self.level)
-
     def _batch(self, x: Tensor) -> Tensor:
         """A tensor with mapped draws and rows as part of its first axis."""
         if self.rows_mapped:
@@ -520,7 +519,7 @@ class KeyedSource(SiteSource):
 
     def _map_batch(self, x: Tensor) -> Tensor:
         if self.rows_mapped:
-            return self._hide_pairs(x.unflatten(0, (len(self.draws), len(self.rows), -1)))
+            return self._hide(x.unflatten(0, (len(self.draws), len(self.rows), -1)), 2)
         return x if self.level is None else _add_batch_dim(x.unflatten(0, (len(self.draws), -1)), 0, self.level)
 
 

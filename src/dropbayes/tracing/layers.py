@@ -219,7 +219,7 @@ def _read(mode: RandomMode, func: Operation, tensor: Tensor) -> Any:
     return func(mode.source.read(tensor) if is_batched(tensor) and tensor.numel() == 1 else tensor)
 
 
-@handles(HANDLERS, torch.zeros, torch.zeros_like, Tensor.new_zeros)
+@handles(HANDLERS, torch.zeros, torch.zeros_like, Tensor.new_zeros, torch.empty, torch.empty_like, Tensor.new_empty)
 def _zeros(mode: RandomMode, func: Operation, *args: Any, **kwargs: Any) -> Tensor:
     """Zeros: what differs between members that are mapped over cannot be written into what does not."""
     return mode.source.blank(func(*args, **kwargs))
