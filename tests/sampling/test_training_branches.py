@@ -26,7 +26,23 @@ class DropPath(nn.Module):
 
 class DropPathByUniform(nn.Module):
     def forward(self, x):
-        return x * (torch.rand(len(x), 1) + 0.8).floor() / 0.8 if self.training else x
+        return x * (torch.rand(len(x), 1, dtype=x.dtype) + 0.8).floor() / 0.8 if self.training else x
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_path_is_dropped_in_a_network_that_gives_a_row_nearly_what_it_gives_another(seed):
+    def forward(self, x):
+        h = self.first(x)
+        for layer in self.layers:
+            h = h + self.path(layer(h))
+        return self.last(h)
+
+    torch.manual_seed(seed)
+    net = network(forward, first=nn.Linear(6, 16), path=DropPathByUniform(), last=nn.LayerNorm(16)).eval()
+    net.layers = nn.ModuleList([nn.Linear(16, 16) for _ in range(12)])
+    net.first.weight.data *= 1e-5
+    net.first.bias.data += 300
+    assert float(db.predict(net, rows(1), n_draws=20).std.mean()) > 0.01
 
 
 class Noise(nn.Module):

@@ -41,9 +41,10 @@ class Probe:
         """Whether the outputs have the same structure."""
         return self.structure == other.structure and [t.shape for t in self.tensors] == [t.shape for t in other.tensors]
 
-    def agrees_with(self, other: Probe) -> bool:
-        """Whether the outputs agree up to rounding."""
-        return self.fits(other) and all(map(equal_but_for_rounding, self.tensors, other.tensors))
+    def agrees_with(self, other: Probe, *, offsets: bool = True) -> bool:
+        """Whether the outputs agree up to rounding, for `offsets` see `equal_but_for_rounding`."""
+        same = functools.partial(equal_but_for_rounding, offsets=offsets)
+        return self.fits(other) and all(map(same, self.tensors, other.tensors))
 
     def stands_for(self, plain: Probe) -> bool:
         """Whether the outputs agree: to the bit if the pass moves a state, as a power iteration does in training."""
