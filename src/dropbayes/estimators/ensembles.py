@@ -44,8 +44,7 @@ if TYPE_CHECKING:
 # Rows predicted at a time, and values of their draws held in memory: both bound the memory.
 _BLOCK_ROWS, _BLOCK_ELEMENTS = 4096, 2**20
 _PRODUCT_ROWS = 64  # of a product of one network
-METHODS = ("sampling", "linear", "moments")
-"""The methods of a prediction."""
+METHODS = ("sampling", "linear", "moments")  #: The methods of a prediction.
 
 
 class Ensemble(ABC):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-N_POINTS = 256
-"""The number of points: a class probability is then within about 0.005 of its expectation."""
+N_POINTS = 256  #: The number of points: a class probability is then within about 0.005 of its expectation.
 
 
 def standard_points(n_axes: int, n_points: int = N_POINTS) -> Tensor:

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from dropbayes.sampling import Keys, Profile, SiteSource, keep_mask
 from dropbayes.tracing import Site, SiteNames, neutral_uniform
 
-MASK_KINDS = {"dropout", "feature_dropout", "attention", "recurrent"}
-"""The kinds of sites that multiply by a mask."""
+MASK_KINDS = {"dropout", "feature_dropout", "attention", "recurrent"}  #: The kinds of sites that multiply by a mask.
 
 _HARD = {"argmax", "argmin", "ceil", "floor", "heaviside", "round", "sign", "trunc"}  # without a derivative
 

@@ -16,8 +16,7 @@ from dropbayes.runtime.formatting import percent
 from dropbayes.runtime.validation import Array, finite_tensor
 from dropbayes.scores import confidence_and_correctness
 
-MIN_ROWS = 30
-"""Below this many rows calibration is not judged."""
+MIN_ROWS = 30  #: Below this many rows calibration is not judged.
 
 _JOINT_SIGMAS = 2.394  # the worst of three standard normal numbers exceeds it with a probability of 5 % (Bonferroni)
 

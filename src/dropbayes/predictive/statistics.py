@@ -20,8 +20,7 @@ from dropbayes.sampling import Block, Inputs, Mean, Moments, Plan, Profile, move
 
 CLASS_STATISTICS = ("entropy", "expected_entropy", "variation_ratio")
 """The statistics of class probabilities; in a prediction they have the rows first, whatever its layout."""
-DRAWS_FIRST = ("draws", "quantiles")
-"""The statistics with an axis before that of the rows."""
+DRAWS_FIRST = ("draws", "quantiles")  #: The statistics with an axis before that of the rows.
 
 Observations = Likelihood | Mapping[str, Likelihood | None] | Sequence[Likelihood | None]
 """A likelihood, or one for each tensor of the network's output, in its structure."""

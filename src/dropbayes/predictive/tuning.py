@@ -27,8 +27,7 @@ from dropbayes.runtime.validation import Array, random_generator
 from dropbayes.sampling import Sampling, as_inputs, draws, evaluation_output, sites
 from dropbayes.scores.averages import standard_error
 
-MAX_RATIO = 1.0
-"""The largest variance p / (1 - p) of a mask that is tried: beyond p = 0.5 the linear method is poor."""
+MAX_RATIO = 1.0  #: The largest variance p / (1 - p) of a mask that is tried: beyond p = 0.5 the linear method is poor.
 
 _UNIT_STEPS = (0, 3, 7, 20, 70)  # from the rates of layers to those of units, by and by
 

@@ -53,8 +53,7 @@ SCALARS: Operations = frozenset({
 })  # fmt: skip
 """Operations that give Python the one value of a tensor."""
 
-is_batched: Callable[[Tensor], bool] = torch._C._functorch.is_batchedtensor
-"""Whether a tensor is mapped over."""
+is_batched: Callable[[Tensor], bool] = torch._C._functorch.is_batchedtensor  #: Whether a tensor is mapped over.
 
 READS: dict[Operation, bool] = {
     **dict.fromkeys((Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__), True),

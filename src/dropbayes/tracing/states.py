@@ -25,8 +25,7 @@ from torch.nn.modules import module as torch_modules
 from dropbayes.tracing.watch import storage
 
 PLAIN = frozenset({bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size, type})
-MAX_DEPTH = 8
-"""How deep the containers and objects of a module are followed."""
+MAX_DEPTH = 8  #: How deep the containers and objects of a module are followed.
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _GROUPS = ("_parameters", "_modules", "_buffers", *_HOOKS)
 # Flags are set by the view; state dictionaries and backward passes play no part in a forward pass.

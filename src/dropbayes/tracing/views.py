@@ -26,8 +26,7 @@ from dropbayes.tracing.generators import is_generator
 from dropbayes.tracing.states import BUILTIN, MAX_DEPTH, PLAIN, NetworkState, cell_value, held, holds_modules, is_object
 from dropbayes.tracing.watch import SharedWrite, Watch, storage
 
-Flags = Callable[[str, nn.Module], bool]
-"""Whether a module may be in training mode, by its name and object."""
+Flags = Callable[[str, nn.Module], bool]  #: Whether a module may be in training mode, by its name and object.
 
 
 def checked_network(net: Any) -> nn.Module:

@@ -33,11 +33,9 @@ if TYPE_CHECKING:  # slow to import, and a network does not need them
 
 __all__ = ["MATRIX", "Predictor", "location", "uncertainty"]
 
-Columns = Mapping[str, Any]
-"""Columns by name: arrays of any library, or lists."""
+Columns = Mapping[str, Any]  #: Columns by name: arrays of any library, or lists.
 
-MATRIX = "x"
-"""The name of the input that holds all columns as one matrix, `[row, column]`."""
+MATRIX = "x"  #: The name of the input that holds all columns as one matrix, `[row, column]`.
 
 Draws = int | Literal["auto"]
 

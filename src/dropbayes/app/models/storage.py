@@ -27,8 +27,7 @@ from dropbayes.runtime import files
 
 FORMAT = 3
 
-Origin = dict[str, Any]
-"""The origin of a fit as JSON values: file, rows, settings, versions, scores, calibration."""
+Origin = dict[str, Any]  #: The origin of a fit as JSON values: file, rows, settings, versions, scores, calibration.
 
 MODEL, COLUMNS, CARD = "model.safetensors", "columns.json", "card.md"
 

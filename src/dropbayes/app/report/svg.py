@@ -82,8 +82,7 @@ def thinned_indices(*columns: Numbers, max_points: int) -> npt.NDArray[np.intp]:
     return np.array(sorted(keep | set(spread.tolist())), dtype=np.intp)
 
 
-Mark = Callable[[Scale, Scale], str]
-"""Draws itself on a horizontal and a vertical scale."""
+Mark = Callable[[Scale, Scale], str]  #: Draws itself on a horizontal and a vertical scale.
 
 
 def _path(points: str, kind: str) -> str:

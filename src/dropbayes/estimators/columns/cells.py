@@ -23,8 +23,7 @@ MISSING = ("", "NA", "N/A", "NaN", "nan", "NAN", "null", "NULL", "?")
 BOOLEANS = {"true": 1.0, "yes": 1.0, "y": 1.0, "t": 1.0, "false": 0.0, "no": 0.0, "n": 0.0, "f": 0.0}
 """The texts that are booleans, in lower case."""
 
-Place = Callable[[int], str]
-"""The location of a row, in words; the table itself for -1."""
+Place = Callable[[int], str]  #: The location of a row, in words; the table itself for -1.
 
 
 def is_text(values: pa.Array) -> bool:

@@ -15,8 +15,7 @@ from dropbayes.estimators.columns.notation import ANY_NUMBER, mixed_currencies, 
 from dropbayes.estimators.columns.schema import Column, Kind, column_values
 from dropbayes.runtime.validation import quote
 
-UNNAMED = "unnamed_"
-"""Prefix of the names generated for unnamed columns."""
+UNNAMED = "unnamed_"  #: Prefix of the names generated for unnamed columns.
 
 _IDENTIFIER = re.compile(r"(?i)(.*[\W_])?(id|ids|uuid|guid|index|key|row|rownum|rownumber)$")
 _MANY = 20  # Fewer different texts are categories even if most rows have their own.
