@@ -59,11 +59,6 @@ class Process:
         with cpu_threads(1):  # as in the fit, for the same bits after loading
             return torch.stack([_factor(torch.add(*_parts(x, s, x)), s, self.weight) for s in self.log_scales])
 
-    @property
-    def _inverse(self) -> Tensor:
-        """The inverse covariances; too inexact for predictions, where a smooth relation without noise is learned."""
-        return torch.cholesky_inverse(self._factors)
-
     def predict(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The mean and the deviation of the function at standardised rows `[row, feature]`: means over the halves."""
         halves = [self._posterior(x, half) for half in range(len(self.log_scales))]
@@ -107,7 +102,8 @@ class Process:
         """
         number = torch.arange(len(self.anchors))
         other = 1 - number % 2
-        inverse = self._inverse
+        # Too inexact for predictions, where a smooth relation without noise is learned.
+        inverse = torch.cholesky_inverse(self._factors)
         precision = inverse.diagonal(dim1=1, dim2=2)[other, number]
         return (inverse @ self.targets)[other, number] / precision, precision.rsqrt()
 
