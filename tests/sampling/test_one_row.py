@@ -313,3 +313,18 @@ def test_one_row_with_weights_dropped_has_a_mask_of_its_own():
     assert_law(net, x, masks="row")
     judged = db.evaluate(net, x, torch.zeros(1, 1), likelihood=db.Gaussian(1.0))
     assert judged.n_rows == 1
+
+
+@pytest.mark.parametrize("batches", [True, False], ids=["in batches", "one row at a time"])
+def test_a_lone_row_of_categories_that_no_other_column_has_is_as_in_its_batch(batches):
+    def forward(self, x):
+        assert batches or len(x) == 1
+        columns = [self.get_submodule(f"e{column}")(x[:, column]) for column in range(3)]
+        return self.o(self.d(torch.relu(self.a(torch.cat(columns, 1)))))
+
+    tables = {f"e{column}": nn.Embedding(n_values, 2) for column, n_values in enumerate((2, 5, 9))}
+    x = torch.tensor([[1, 3, 8], [0, 4, 7], [1, 2, 5]])
+    net, x = made(lambda: (network(forward, **tables, **layers()), x))
+    assert_law(net, x[:1], n_draws=400)
+    if batches:
+        assert_same_alone(net, x)

@@ -30,6 +30,7 @@ class Inputs:
     axes: tuple[int | None, ...]
     spec: pytree.TreeSpec
     n_rows: int
+    copied: bool = False  # a lone row stands beside a copy of itself: the network takes none that is made of it
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -112,7 +113,7 @@ class Inputs:
         """A few rows that differ as much as possible; two made from the only one where there is one."""
         if self.is_one_row:
             return self
-        if self.n_rows == 1:
+        if self.n_rows == 1 and not self.copied:
             pairs = zip(self.leaves, self.axes, strict=True)
             leaves = [_with_altered_copy(leaf, axis) for leaf, axis in pairs]
             return dataclasses.replace(self, leaves=tuple(leaves), n_rows=2)

@@ -71,6 +71,7 @@ class Inspection:
     flags: Flags
     owns_parameters: bool
     view: View
+    copied: bool = False  # as of its inputs
     needs_autocast: bool = False
     strategies: dict[object, Any] = field(default_factory=dict)  # by the inputs of the choice
     largest_block: int = 0  # the most rows and draws at once in which a row was seen to be as it is alone
@@ -246,7 +247,7 @@ def _inspect_rows(prober: Prober, positions: bool, rows: Inputs, plain: Probe) -
     view = View(prober.net, flags, own_buffers=profile.is_stateful, own_parameters=prober.owns_parameters)
     profile = replace(profile, is_stateful=profile.is_stateful or view.moves_weights)
     view.forget_network()
-    return Inspection(weakref.ref(prober.net), profile, flags, prober.owns_parameters, view)
+    return Inspection(weakref.ref(prober.net), profile, flags, prober.owns_parameters, view, rows.copied)
 
 
 def _sites_of_rows(probes: list[Probe], n_rows: int) -> tuple[tuple[Site, ...], bool]:
@@ -362,11 +363,11 @@ def _evaluation_probe(prober: Prober) -> tuple[Inputs, Probe]:
         if error is not failed.error:
             raise error from failed.error
         refusal = failed.error
-    single, plain = inputs.block(0, 1), _probe_alone(prober, inputs, 0, None)
+    single, plain = replace(inputs.block(0, 1), copied=True), _probe_alone(prober, inputs, 0, None)
     if inputs.n_rows > 1 and any(tensor.shape[:1] != (1,) for tensor in plain.tensors):
         raise refusal  # of the batch: the output of a row alone has no axis of rows
-    copies = replace(inputs, leaves=tuple(inputs.rows([0, 0])), n_rows=2)
-    try:  # the row that was made may be none that the network takes
+    copies = single.different_rows()
+    try:
         return copies, prober(copies.leaves, None)
     except ProbeFailed:
         return single, plain

@@ -479,7 +479,5 @@ def _block_shape(
 
 def _largest_block(n_rows: int, n_wanted: int, pairs: int) -> tuple[int, int]:
     """The rows and draws of blocks of as many pairs as memory holds: all draws of some rows, or some draws of one."""
-    n_blocks = math.ceil(n_rows / max(1, min(n_rows, pairs // n_wanted)))
-    rows = math.ceil(n_rows / n_blocks)
-    n_chunks = math.ceil(n_wanted / max(1, min(n_wanted, pairs // rows)))
-    return rows, math.ceil(n_wanted / n_chunks)
+    rows = math.ceil(n_rows / math.ceil(n_rows / max(1, pairs // n_wanted)))
+    return rows, math.ceil(n_wanted / math.ceil(n_wanted / max(1, pairs // rows)))
