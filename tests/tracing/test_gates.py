@@ -129,6 +129,39 @@ def test_uniform_noise_beside_another_end_in_training_is_refused(noise):
         db.predict(net, x)
 
 
+def dropped_edges(gate):
+    """A graph of which edges are dropped, from the list of their ends."""
+
+    def forward(self, nodes):
+        edges, weights = self.edges, torch.ones(20)
+        if self.training:
+            kept = gate(weights)
+            edges, weights = edges[:, kept], weights[kept] / KEEP
+        return torch.zeros(6, 2).index_add(0, edges[0], weights[:, None] * self.w[edges[1]])[nodes]
+
+    net = network(forward, w=nn.Parameter(torch.randn(6, 2)))
+    net.register_buffer("edges", torch.randint(6, (2, 20)))
+    return net, torch.arange(5)
+
+
+EDGES = {
+    "compared": lambda weights: torch.rand_like(weights) < KEEP,
+    "floor": lambda weights: torch.floor(KEEP + torch.rand(len(weights))).type(torch.bool),
+    "cast": lambda weights: (torch.rand(len(weights)) + KEEP).int().bool(),
+}
+
+
+@pytest.mark.parametrize("name", EDGES)
+def test_entries_that_are_dropped_by_an_index_of_several_axes_have_the_law_of_the_loop(name):
+    assert_law(*made(lambda: dropped_edges(EDGES[name])))
+
+
+def test_the_linear_method_refuses_an_index_of_several_axes():
+    net, x = made(lambda: dropped_edges(EDGES["compared"]))
+    with pytest.raises(NotImplementedError, match="hard choice"):
+        db.predict(net, x, method="linear")
+
+
 @pytest.mark.parametrize("draw", [lambda h: h[:, torch.randperm(16)], lambda h: h[:, torch.randint(16, (16,))]])
 def test_the_linear_method_refuses_an_index(draw):
     net = nn.Sequential(nn.Linear(6, 16), Masked(draw), nn.Linear(16, 2))

@@ -473,8 +473,7 @@ def _block_shape(
         fitting = max(1, pairs // n_wanted)  # with all draws: otherwise rows of padding cost a pass for each draw
         rows = max(rows, min(2 ** math.ceil(math.log2(fewest_pairs / n_wanted)), 2 ** int(math.log2(fitting))))
     rows = min(rows, 2 ** int(math.log2(pairs)))
-    chunks = math.ceil(n_wanted / max(1, pairs // rows))
-    return rows, math.ceil(n_wanted / chunks)
+    return rows, math.ceil(n_wanted / math.ceil(n_wanted / max(1, pairs // rows)))
 
 
 def _largest_block(n_rows: int, n_wanted: int, pairs: int) -> tuple[int, int]:

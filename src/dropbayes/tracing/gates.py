@@ -43,6 +43,9 @@ class AtMeans(Interception):
         name = getattr(func, "__name__", "").strip("_")
         if kwargs and name in _BY_KEYWORD:
             args = (*args, *(kwargs.pop(operand) for operand in _OPERANDS if operand in kwargs))
+        if name in ("getitem", "setitem") and isinstance(args[1], tuple):  # an index of several axes
+            for _, site, *_ in filter(None, (self._gates.get(id(i)) or self._uniforms.get(id(i)) for i in args[1])):
+                self.source.chooses(site, name)
         known = next((i for i, arg in enumerate(args) if id(arg) in self._gates or id(arg) in self._uniforms), None)
         result = None
         if known is not None and id(args[known]) in self._gates:

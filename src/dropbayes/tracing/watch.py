@@ -125,8 +125,7 @@ class Watch(TorchDispatchMode):
                 self.unaccounted.append(func.overloadpacket.__name__)
         drawn, rowed = _marks(given, self._drawn), _marks(given, self._rowed)
         if torch.Tag.data_dependent_output in tags and args:
-            is_number = name != "equal" and args[0].dtype != torch.bool
-            self.note_read(args[0], number=is_number)
+            self.note_read(args[0], number=name != "equal" and args[0].dtype != torch.bool)
         is_sized = (drawn or rowed) and torch.Tag.dynamic_output_shape in tags and _selects(func, args)
         self.has_dynamic_shapes |= is_sized
         is_sized |= bool(args) and isinstance(args[0], Tensor) and _marks({storage(args[0])}, self._sized)
