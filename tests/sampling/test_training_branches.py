@@ -6,6 +6,7 @@ also beside bare random numbers; a flag that the network itself keeps up or down
 
 import os
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -367,6 +368,18 @@ def test_rows_that_depend_on_each_other_in_training_alone_are_refused(forward):
     with pytest.raises(ValueError, match="permutes its rows, or drops with a probability that depends on them all"):
         db.predict(net, x)
     assert_law(net, x, sampling=db.Sampling(row_axis=None))
+
+
+def test_rows_mixed_in_training_are_left_as_they_are_by_the_remedy_that_the_refusal_names():
+    class Mixed(nn.Module):
+        def forward(self, x):
+            share = np.random.beta(0.4, 0.4)
+            return share * x + (1 - share) * x[torch.randperm(len(x))] if self.training else x
+
+    net, x = made(lambda: (nn.Sequential(Mixed(), nn.Linear(6, 16), nn.Dropout(0.3), nn.Linear(16, 3)), rows(3)))
+    with pytest.raises(ValueError, match=r"augmentation, name its module in Sampling\(ignore_modules=...\)"):
+        db.predict(net, x)
+    assert_law(net, x, evaluation=("0",), sampling=db.Sampling(ignore_modules="Mixed"))
 
 
 # A coin of the system -------------------------------------------------------------------------------------------------

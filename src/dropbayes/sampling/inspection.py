@@ -259,8 +259,8 @@ def _sites_of_rows(probes: list[Probe], n_rows: int) -> tuple[tuple[Site, ...], 
         other = any(a.drop_prob != b.drop_prob and "rand" not in a.kind for a, b in pairs) and not batch.host.moved
         if other or any(site.kind == "randperm" and site.layout for site in sites):
             raise RowsDepend(
-                "`net` permutes its rows, or drops with a probability that depends on them all. Pass row_axis=None to "
-                "take the whole input as one row."
+                "`net` permutes its rows, or drops with a probability that depends on them all. If it is augmentation, "
+                "name its module in Sampling(ignore_modules=...); otherwise row_axis=None takes the input as one row."
             )
         drops_parts = any(probe.recorder.drops_parts for probe in probes)
         if drops_parts and any(probe.watch.selects_parts for probe in probes[1:]):
