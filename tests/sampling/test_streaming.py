@@ -34,6 +34,15 @@ def test_moments_of_float64_draws_have_the_same_bits_alone_and_among_others(n_el
     assert torch.equal(part.variance, whole.variance[-n_elements:])
 
 
+def test_moments_of_float64_draws_have_the_same_bits_in_any_layout():
+    draws = torch.randn(100, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).exp()
+    rows_first = draws.t().contiguous().t()  # as where a perceptron has one output
+    one, other = Moments(), Moments()
+    one.add(draws), other.add(rows_first)
+    one.finish(), other.finish()
+    assert torch.equal(one.mean, other.mean) and torch.equal(one.variance, other.variance)
+
+
 def test_variance_survives_a_large_mean():
     # Sums of squares would lose every digit here.
     draws = torch.randn(500, 3, dtype=torch.float64) + 1e9

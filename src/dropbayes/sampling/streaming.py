@@ -103,7 +103,7 @@ def _sum_over_draws(draws: Tensor) -> Tensor:
     """
     if draws.dtype != torch.float64 or draws.device.type != "cpu" or draws.requires_grad:
         return draws.sum(0, dtype=torch.float64)
-    flat = draws.reshape(draws.shape[0], -1).numpy()
+    flat = draws.reshape(draws.shape[0], -1).contiguous().numpy()
     if flat.shape[1] == 1:  # NumPy would sum a single column in pairs
         flat = flat.repeat(2, axis=1)
     return torch.from_numpy(np.add.reduce(flat, 0)[: draws[0].numel()]).view(draws.shape[1:])
