@@ -16,13 +16,11 @@ from torch import Tensor, nn
 from dropbayes.sampling.kernels import kernels_on
 from dropbayes.sampling.masks import Keys, keep_mask, keep_scale
 from dropbayes.sampling.perceptron import Perceptron
+from dropbayes.sampling.source import MaskSpec
 from dropbayes.sampling.streaming import mean_over_draws
 
-_IN_PLACE: dict[type, Callable[[Tensor], Tensor]] = {
-    nn.ReLU: torch.relu_,
-    nn.Tanh: torch.tanh_,
-    nn.Sigmoid: torch.sigmoid_,
-}
+_IN_PLACE: dict[type, Callable[[Tensor], Tensor]] = {nn.ReLU: torch.relu_, nn.Tanh: torch.tanh_}
+_VECTORS = 64  # numbers: a multiple of those that torch takes at once, of any dtype, on any processor
 _FOLDED_ELEMENTS = 2**20  # the largest size of the masked copies of a weight matrix, one per draw
 _TOGETHER = (64, 32, 16, 8, 4)  # rows per product, if a row has the same bits in each of these sizes
 _TOGETHER_ELEMENTS = 2**19  # a layer of all draws up to this size stays in the cache
@@ -114,6 +112,14 @@ def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.addmm(bias, x, weight) if weight.is_contiguous() else torch.mm(x, weight).add_(bias)
 
 
+def _elementwise(function: Callable[[Tensor], Tensor], h: Tensor, rows: range, block: int | None) -> Tensor:
+    """σ(h) in whole vectors: what is left after the last, torch computes by other code, which may round otherwise."""
+    missing = -h.numel() % _VECTORS
+    if not missing or function in _IN_PLACE.values():  # which round the same by both
+        return function(h)
+    return function(nn.functional.pad(h.flatten(), (0, missing)))[: h.numel()].view(h.shape)
+
+
 def _mask(
     keys: Keys, site: int, drop_prob: float, draws: range, rows: range | None, width: int, like: Tensor
 ) -> Tensor:
@@ -196,23 +202,21 @@ class PerceptronDraws:
         return h if self.per_row else h.transpose(0, 1)
 
 
-def prepare(
-    net: Perceptron, keys: Keys, draws: range, *, block: int, per_row: bool, integrate: bool, like: Tensor
-) -> PerceptronDraws:
+def prepare(net: Perceptron, spec: MaskSpec, draws: range, *, block: int, like: Tensor) -> PerceptronDraws:
     """Some draws of a perceptron, prepared.
 
-    `block` is the number of rows in a product. With `integrate`, the last dropout must be right before the last layer.
+    `block` is the number of rows in a product. To be integrated, the last dropout must be right before the last layer.
     The masks have the dtype and device of `like`.
     """
-    steps, last = _steps(net.layers, keys, draws, per_row, integrate, like)
+    steps, last = _steps(net.layers, spec.keys, draws, spec.per_row, spec.integrate, like)
     widest = len(draws) * max(layer.out_features for layer in net.layers if isinstance(layer, nn.Linear))
     fitting = tuple(size for size in _TOGETHER[:-1] if size * widest <= _TOGETHER_ELEMENTS) + _TOGETHER[-1:]
     # With separate masks, even a single row takes part in products of all draws.
-    candidates = ((*fitting, 1), fitting) if per_row else (fitting,)
+    candidates = ((*fitting, 1), fitting) if spec.per_row else (fitting,)
     factors = _factors(steps, last, len(draws))
     on_cpu = like.device.type == "cpu"
     sizes = next((s for s in candidates if on_cpu and all(_agrees(*factor, s) for factor in factors)), None)
-    return PerceptronDraws(steps, last, len(draws), per_row, block, sizes)
+    return PerceptronDraws(steps, last, len(draws), spec.per_row, block, sizes)
 
 
 def _steps(
@@ -249,7 +253,7 @@ def _steps(
         else:
             # The first tensors may be views of the input: only later ones are overwritten.
             function = _IN_PLACE.get(type(layer), layer) if is_drawn else layer
-            steps.append(lambda h, rows, block, function=function: function(h))
+            steps.append(functools.partial(_elementwise, function))
     return tuple(steps), None
 
 

@@ -291,11 +291,7 @@ class Plan:
             moments = perceptron_moments(self.direct, x, spec.keys, draws, keyed_rows, spec.integrate)
             if moments is not None:
                 return Block(rows, draws, [], moments=moments)
-        prepared = prepare(
-            self.direct, spec.keys, draws, block=self.product_rows, per_row=spec.per_row, integrate=spec.integrate,
-            like=x[:0],
-        )  # fmt: skip
-        outputs, variance = prepared(x, first_row)
+        outputs, variance = prepare(self.direct, spec, draws, block=self.product_rows, like=x[:0])(x, first_row)
         return Block(rows, draws, [outputs], None if variance is None else [variance])
 
     @contextlib.contextmanager
