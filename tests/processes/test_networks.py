@@ -31,6 +31,17 @@ class Residual(nn.Module):
 TWICE = nn.Linear(3, 3)
 
 
+class Joined(nn.Module):
+    """A network that joins the units of its first layer with those of another."""
+
+    def __init__(self, join):
+        super().__init__()
+        self.join, self.first, self.inner, self.out = join, nn.Linear(3, 9), nn.Linear(9, 9), nn.Linear(9, 1)
+
+    def forward(self, x):
+        return self.out(self.join(self.first(x), self.inner))
+
+
 class SeveralOutputs(nn.Module):
     """A network with a second head, of which it returns the first, both, or an element."""
 
@@ -178,11 +189,22 @@ def test_scales_can_be_changed_by_name():
         (SeveralOutputs(2), "return what a layer"),
         (Residual(4, alpha=2), r"got .*add.* whose covariance is not implemented"),
         (nn.Sequential(nn.Linear(3, 3), nn.Tanh(), TWICE, nn.Tanh(), TWICE), "use each layer once"),
+        (nn.Sequential(nn.Linear(3, 9), nn.ReLU(), nn.Tanh(), nn.Linear(9, 1)), "_2 reads _1, whose units are not"),
+        (nn.Sequential(nn.Linear(3, 1), nn.ReLU()), "return what a layer or a sum of layers gives"),
+        (Joined(lambda h, inner: torch.tanh(torch.relu(h) + inner(h))), "outputs of layers or to their sums"),
+        (Joined(lambda h, inner: h + torch.relu(h)), "one of which ends in a layer of its own"),
+        (Joined(lambda h, inner: h + (h + inner(torch.tanh(h)))), "one of which ends in a layer of its own"),
     ],
 )
 def test_what_has_no_closed_form_is_refused(net, rule):
     with pytest.raises(ValueError, match=rule):
         process_of(net, PRIOR)
+
+
+def test_a_layer_reads_the_sum_of_rectified_units_and_new_ones():
+    net = Joined(lambda h, inner: torch.relu(h) + inner(torch.tanh(h)))
+    expected = ReLU(1.4, 0.5)(X) + TanH(1.4, 0.5)(X) + 0.25 + 0.25
+    torch.testing.assert_close(process_of(net, PRIOR)(X), expected)
 
 
 def test_positions_that_are_flattened_without_their_channels_are_refused():

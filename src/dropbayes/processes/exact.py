@@ -206,10 +206,8 @@ def exact_process(
     checked_data(x, y, precision, noise_free=True)
     kernel = NetworkKernel(covariance) if isinstance(covariance, Covariance) else covariance
     if isinstance(output_bias, Tensor) and output_bias.dim() and output_bias.shape != y.shape[1:]:
-        raise ValueError(
-            f"`output_bias` must be a number or one per output of `y`; got {tuple(output_bias.shape)} for y "
-            f"{tuple(y.shape)}."
-        )
+        got = f"{tuple(output_bias.shape)} for y {tuple(y.shape)}"
+        raise ValueError(f"`output_bias` must be a number or one per output of `y`; got {got}.")
     inputs, targets = _array(x), _array(y) - _array(output_bias)
     unit = float(np.mean(kernel.diag(inputs)))
     for jitter in (0.0, *JITTERS):

@@ -64,6 +64,7 @@ class Step:
     name: str
     sources: tuple[str, ...]
     values: tuple[str, int]  # what it gives (inputs, units, channels at positions, flattened positions), and how many
+    is_gaussian: bool = False  # whether these are sums over many units: of a layer with weights, or of such layers
     layer: Layer | None = None  # the units of an activation, or the scales of weights as an `Identity`
     # Before that: patches, sums or means of covariances [*positions, x row, y row].
     covariances: Callable[..., Tensor] | None = None
@@ -87,8 +88,8 @@ class NetworkCovariance(Covariance):
     r"""The covariance of a network's output as its widths grow, step by step [GG16, sect:going_deep].
 
     A linear layer of $K$ inputs with prior length-scale $l$ maps a covariance $c$ of its units to $cK/l^2 + l'^{-2}$; a
-    sum of two branches, one of which ends in a linear layer of its own, adds their covariances. Inputs of a
-    convolutional network are images, `[row, channel, ...]`, or flat rows of them.
+    sum of two branches, one of which ends in a linear layer that the other does not read, adds their covariances.
+    Inputs of a convolutional network are images, `[row, channel, ...]`, or flat rows of them.
     """
 
     steps: tuple[Step, ...]  # in the order of the forward pass
@@ -210,23 +211,21 @@ class _Reading:
             sources = [self.step_of[a] for a in node.args if isinstance(a, fx.Node) and a in self.step_of]
             step = self._step(node, operation, *sources) if sources else None
             if step is None:
-                raise ValueError(
-                    "`net` must be made of linear layers, convolutions, activations, dropout, sums, and positions "
-                    f"that are flattened; got {node.target!r} ({node.op}), whose covariance is not implemented."
-                )
+                rule = "linear layers, convolutions, activations, dropout, sums, and positions that are flattened"
+                got = f"{node.target!r} ({node.op}), whose covariance is not implemented"
+                raise ValueError(f"`net` must be made of {rule}; got {got}.")
             self.step_of[node] = step
             if step is not sources[0]:
                 self.steps.append(step)
 
     def _end_at(self, output: Any) -> None:
         """Deletes the steps after the output."""
-        name = self.step_of[output].name if isinstance(output, fx.Node) and output in self.step_of else ""
-        place = next((place for place, step in enumerate(self.steps) if step.name == name), None)
-        if place is None:
+        last = self.step_of.get(output) if isinstance(output, fx.Node) else None
+        if last is None or not last.is_gaussian:
             raise ValueError("`net` must have a linear layer, and return what a layer or a sum of layers gives.")
-        if self.steps[place].values[0] != "units":
+        if last.values[0] != "units":
             raise ValueError("`net` must flatten its positions before a last linear layer: its output has some left.")
-        del self.steps[place + 1 :]
+        del self.steps[self.steps.index(last) + 1 :]
 
     def _step(self, node: fx.Node, operation: Any, source: Step, *others: Step) -> Step | None:
         """The step of a node, or the source it passes on; None when the node is not supported."""
@@ -246,21 +245,25 @@ class _Reading:
         if kind == "weights":
             return self._weights(str(node.target), operation, source)
         if kind == "sum" and len(others) == 1 and node.kwargs.get("alpha", 1) == 1:
-            if sources[0] == sources[1] or not self.weighted.keys() & set(sources) or "input" in sources:
-                raise ValueError(f"`net` must add branches one of which ends in its own layer; {node.name} does not.")
-            if others[0].values != source.values:
-                raise ValueError(f"`net` must add branches with the same units and positions; {node.name} does not.")
-            return Step(node.name, sources, source.values, covariances=torch.add)
+            other, both = others[0], source.is_gaussian and others[0].is_gaussian
+            if not (self._is_new(source, other) or self._is_new(other, source)) or source.values != other.values:
+                rule = "add branches with the same units and positions, one of which ends in a layer of its own"
+                raise ValueError(f"`net` must {rule}; {node.name} does not.")
+            return Step(node.name, sources, source.values, both, covariances=torch.add)
         layer = _activation_layer(node, operation)
         if layer is None:
             return None
-        if values == "inputs":
-            raise ValueError(
-                "`net` must apply activations to the outputs of layers; units share one distribution, inputs do not."
-            )
-        if values == "flattened":
-            raise ValueError("`net` must apply activations before it flattens positions: afterwards its units differ.")
-        return Step(node.name, sources, source.values, layer)
+        if not source.is_gaussian:
+            rule = "apply activations to the outputs of layers or to their sums, and before it flattens positions"
+            raise ValueError(f"`net` must {rule}; {node.name} reads {source.name}, whose units are not Gaussian.")
+        return Step(node.name, sources, source.values, layer=layer)
+
+    def _is_new(self, step: Step, other: Step) -> bool:
+        """Whether a step has weights of its own, on which the other does not depend: their product has mean 0."""
+        read = {other.name}
+        for one in reversed(self.steps):
+            read.update(one.sources if one.name in read else ())
+        return step.name in self.weighted.keys() - read
 
     def _weights(self, name: str, module: Any, source: Step) -> Step:
         step_name, patches = name.replace(".", "_"), None
@@ -283,7 +286,7 @@ class _Reading:
         length_scale = scale if values == "inputs" else scale / module.weight.shape[1] ** 0.5
         self.weighted[step_name] = (name, module)
         given = ("positions" if on_positions else "units", module.weight.shape[0])
-        return Step(step_name, (source.name,), given, Identity(length_scale, bias_scale), patches)
+        return Step(step_name, (source.name,), given, True, Identity(length_scale, bias_scale), patches)
 
 
 def _patches(convolve: Callable[[Tensor, Tensor], Tensor], kernel: tuple[int, ...], covariance: Tensor) -> Tensor:
