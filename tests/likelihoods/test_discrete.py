@@ -202,3 +202,14 @@ def test_a_network_of_counts_is_judged():
     result = db.evaluate(net, torch.randn(30, 3), torch.randint(5, (30, 1)), likelihood=Poisson())
     assert math.isfinite(result.log_likelihood)
     assert result.rmse > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_probability_has_the_same_bits_wherever_its_logit_lies(dtype):
+    # The elements after the last whole vector of a tensor are computed by other code.
+    logits = 3 * torch.randn(200, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    whole = Bernoulli().mean(logits)
+    torch.testing.assert_close(whole, logits.sigmoid())
+    for size in range(1, 40):
+        for first in (0, 1, 7):
+            assert torch.equal(Bernoulli().mean(logits[first : first + size].clone()), whole[first : first + size])

@@ -116,7 +116,7 @@ class Bernoulli(ClassLikelihood):
     probabilities: bool = False
 
     def mean(self, output: Tensor) -> Tensor:
-        return output if self.probabilities else output.sigmoid()
+        return output if self.probabilities else functional.logsigmoid(output).exp()  # `sigmoid` rounds by place
 
     def log_density(self, output: Tensor, y: Tensor) -> Tensor:
         y = checked_targets(output, y)
