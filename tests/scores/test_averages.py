@@ -30,6 +30,15 @@ def test_the_standard_error_is_the_deviation_of_means_of_such_rows():
     assert errors.square().mean().sqrt().item() == pytest.approx(means.std().item(), rel=0.05)
 
 
+def test_the_standard_error_of_rows_of_several_numbers_is_that_of_the_means_of_rows():
+    # Outputs in different units, of which the second depends on the first: neither adds to the number of rows.
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(2000, 50, 1, generator=generator, dtype=torch.float64) * torch.tensor([1.0, 100.0])
+    rows[..., 1] += 30 * rows[..., 0]
+    claimed = torch.stack([standard_error(one) for one in rows]).mean()
+    assert float(rows.mean((1, 2)).std() / claimed) == pytest.approx(1, abs=0.05)
+
+
 def test_the_mean_over_draws_is_the_mean_and_a_row_has_the_same_bits_alone():
     values = torch.randn(50_000, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     torch.testing.assert_close(draw_mean(values), values.mean(0), rtol=1e-12, atol=1e-15)

@@ -46,10 +46,8 @@ def class_reliability(
     confidence, correct = confidence_and_correctness(probabilities, labels)
     weight = validation.row_weights(sample_weight, len(confidence), like=confidence).to(confidence.dtype)
     bins = equal_bins(confidence, n_bins)
-    sums = [
-        torch.zeros(n_bins, dtype=confidence.dtype, device=confidence.device).index_add(0, bins, values)
-        for values in (weight, weight * confidence, weight * correct, weight.square())
-    ]
+    columns = weight, weight * confidence, weight * correct, weight.square()
+    sums = [weight.new_zeros(n_bins).index_add(0, bins, values) for values in columns]
     mass, claimed, observed, squares = (values[sums[0] > 0] for values in sums)
     return ReliabilityCurve(claimed / mass, observed / mass, mass.square() / squares)
 

@@ -49,8 +49,9 @@ def cumulative_weights(values: Tensor, weight: Tensor, at: Tensor) -> tuple[Tens
 
 
 def standard_error(values: Tensor) -> Tensor:
-    r"""The standard error $s / \sqrt N$ of the mean of independent rows of equal weight; NaN for a single one."""
-    return values.std() / len(values) ** 0.5 if len(values) > 1 else values.new_tensor(math.nan)
+    r"""The standard error $s / \sqrt N$ of the mean of independent rows, each averaged first; NaN for a single one."""
+    n_rows = len(values)
+    return values.reshape(n_rows, -1).mean(1).std() / n_rows**0.5 if n_rows > 1 else values.new_tensor(math.nan)
 
 
 def draw_mean(values: Tensor) -> Tensor:
