@@ -103,6 +103,15 @@ def test_many_baselines_are_averaged_and_inputs_of_one_column_move_together():
     torch.testing.assert_close(both, torch.tensor([[[0.0, 0.0], [6.0, 0.0]]]))
 
 
+@pytest.mark.parametrize("n_rows", [1, 2, 3, 5, 31, 32])
+def test_each_of_a_few_baselines_counts_about_as_often(n_rows):
+    starts = torch.eye(n_rows, dtype=torch.float64)  # of the sum of weights, that of each row
+    weights = torch.arange(1.0, n_rows + 1, dtype=torch.float64)
+    sums = shapley(lambda rows: rows @ weights, torch.zeros(1, n_rows, dtype=torch.float64), starts).sum()
+    counts = torch.arange(32) % n_rows
+    torch.testing.assert_close(sums, -weights[counts].mean())
+
+
 def test_a_row_is_explained_against_typical_rows():
     net, x = table()
     typical = torch.randn(40, 5, dtype=torch.float64)

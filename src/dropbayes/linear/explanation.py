@@ -163,9 +163,8 @@ def explain(
         every = torch.arange(n_outputs, device=inputs.device).expand(inputs.n_rows, -1)
         chosen = every if output is None else every[:, [output]]
     units = _unit_shares(plan, inputs, chosen)
-    by_feature = None
-    if len(inputs.leaves) == 1 and inputs.leaves[0].is_floating_point() and not inputs.is_one_row:
-        by_feature = _feature_shares(plan, inputs, baseline, chosen)
+    has_features = len(inputs.leaves) == 1 and inputs.leaves[0].is_floating_point() and not inputs.is_one_row
+    by_feature = _feature_shares(plan, inputs, baseline, chosen) if has_features else None
     by_position = _position_shares(units) if positions else None
     if names and (by_feature is None or len(names) != by_feature[0].numel()):
         raise ValueError(f"`names` must name each feature of a table; got {len(names)} names.")
@@ -200,7 +199,7 @@ def shapley(value: Callable[[Tensor], Tensor], x: Tensor, baseline: Tensor, *, c
         columns: The number of the column that each input belongs to; by default every input is a column.
 
     Returns:
-        `[row, column, ...]`. Those of a row sum to its value less the mean value of the baseline's rows.
+        `[row, column, ...]`. Those of a row sum to its value less the mean value of the baseline's rows that are taken.
 
     Example:
         >>> shapley(lambda rows: rows.prod(1), torch.tensor([[2.0, 3.0]]), torch.zeros(2))
@@ -211,7 +210,8 @@ def shapley(value: Callable[[Tensor], Tensor], x: Tensor, baseline: Tensor, *, c
     orders = torch.stack([torch.randperm(n_columns, generator=generator, device="cpu") for _ in range(_N_ORDERS)])
     places = torch.cat([orders, orders.flip(1)]).argsort(1)  # of each column in each order
     starts = baseline.reshape(-1, x.shape[1])
-    starts = starts[torch.linspace(0, len(starts) - 1, _N_ORDERS, device="cpu").round().long()].repeat(2, 1)
+    taken = torch.linspace(0, len(starts) - 1, min(len(starts), _N_ORDERS), device="cpu").round().long()
+    starts = starts[taken[torch.arange(_N_ORDERS, device="cpu") % len(taken)]].repeat(2, 1)
     # With each step one column more is that of `x`.
     present = (places[:, None] < torch.arange(n_columns + 1, device="cpu")[:, None])[..., columns].to(x.device)
     numbers, shares = torch.arange(len(places), device="cpu")[:, None], []
