@@ -200,6 +200,14 @@ def test_stochastic_queries_are_drawn_in_proportion_to_the_power_of_the_score():
         torch.testing.assert_close(share, scores_**power / (scores_**power).sum(), atol=0.04, rtol=0)
 
 
+def test_a_row_of_score_zero_comes_after_all_others_whatever_the_power():
+    values = torch.tensor([0.0, 1e-300, 0.0, 1.0, 0.5], dtype=torch.float64)
+    for power in (1e-3, 0.1, 1.0, 50.0):
+        for seed in range(20):
+            order = acquisition.stochastic_queries(values, 5, power=power, seed=seed).tolist()
+            assert set(order[3:]) == {0, 2}
+
+
 def test_stochastic_queries_are_distinct_and_end_with_the_hopeless():
     chosen = acquisition.stochastic_queries(torch.tensor([0.0, 1.0, 2.0, 0.0]), 4)
     assert sorted(chosen.tolist()) == [0, 1, 2, 3] and set(chosen[:2].tolist()) == {1, 2}

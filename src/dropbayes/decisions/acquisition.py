@@ -157,7 +157,7 @@ def stochastic_queries(scores: Array, n_queries: int, *, power: float = 1.0, see
     uniform = torch.rand(len(values), generator=validation.random_generator(seed), dtype=torch.float64)
     gumbel = -(-uniform.clamp_min(1e-300).log()).log()
     # Rows of score 0 come last, in random order among themselves.
-    keys = power * values.clamp_min(torch.finfo(torch.float64).tiny).log().cpu() + gumbel
+    keys = torch.where(values > 0, power * values.log(), -1e6 * (1 + power)).cpu() + gumbel
     return keys.topk(n_queries).indices
 
 
