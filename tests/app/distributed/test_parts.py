@@ -3,10 +3,12 @@
 import json
 import types
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+import dropbayes as db
 from dropbayes.app.distributed import ENGINES, predict_parquet
 from tests.app.distributed.rows import digest, rows, written
 
@@ -148,3 +150,11 @@ def test_a_folder_with_other_files_and_an_unknown_engine_are_refused(here, predi
         predict_parquet(predictor, models / "rows.parquet", tmp_path)
     with pytest.raises(ValueError, match="`engine` must be one of 'processes'"):
         predict_parquet(predictor, models / "rows.parquet", tmp_path / "out", engine="hadoop")
+
+
+def test_another_calibration_of_label_sets_has_another_fingerprint(models):
+    classes, held_out = db.load(models / "classes"), pd.read_csv(models / "train.csv")
+    first, second = (db.Predictor(classes.calibrate(held_out[k::2], method="conformal")) for k in range(2))
+    one = held_out[:1]
+    assert (first(one)["probabilities"] == second(one)["probabilities"]).all(), "only their sets differ"
+    assert first.fingerprint != second.fingerprint

@@ -191,10 +191,10 @@ class Predictor:
 
     @property
     def fingerprint(self) -> str:
-        """A digest of the model: of its columns, and of its exact predictions for some fixed rows."""
+        """A digest of the model: of its columns, its calibration, and its exact predictions for some fixed rows."""
         limits = (self.tolerance, self.max_draws) if self.n_draws == "auto" else ()
         settings = self.schema or self.inputs, self.n_draws, self.seed, self.coverage, *limits
-        digest = hashlib.sha256(repr(settings).encode())
+        digest = hashlib.sha256(repr((settings, self._fields.recalibration)).encode())  # sets of labels are not below
         rows = np.random.default_rng(0).normal(size=(8, self.n_inputs))
         with warnings.catch_warnings(action="ignore"):  # these rows may be far from those of training
             for values in self.predict_inputs(rows).values():
