@@ -158,3 +158,19 @@ def test_another_calibration_of_label_sets_has_another_fingerprint(models):
     one = held_out[:1]
     assert (first(one)["probabilities"] == second(one)["probabilities"]).all(), "only their sets differ"
     assert first.fingerprint != second.fingerprint
+
+
+@pytest.mark.parametrize("place", ["_temporary/0", ".ipynb_checkpoints", "day=1/_temporary"])
+def test_files_in_hidden_folders_are_no_rows(here, predictor, tmp_path, place):
+    (tmp_path / "in" / place).mkdir(parents=True)
+    (tmp_path / "in" / "b.parquet").mkdir()
+    for name in ("a.parquet", f"{place}/a.parquet", "b.parquet/part-0.parquet"):
+        parquet.write_table(rows(5), tmp_path / "in" / name)
+    assert predict_parquet(predictor, tmp_path / "in", tmp_path / "out") == 10
+
+
+def test_parts_inside_the_input_are_refused_before_they_are_taken_for_rows(here, predictor, tmp_path):
+    parquet.write_table(rows(5), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match="`folder` must lie outside"):
+        predict_parquet(predictor, tmp_path, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.parquet"]

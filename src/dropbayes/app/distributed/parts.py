@@ -112,10 +112,13 @@ def predict_parquet(
     if not source.exists():
         raise FileNotFoundError(f"there is no file or folder {str(source)!r}.")
     sources = [source.resolve()]
-    if source.is_dir():
-        sources = sorted(p.resolve() for p in source.rglob("*.parquet") if not p.name.startswith((".", "_")))
+    if source.is_dir():  # in which folders may have such names, too, and what is unfinished begins with "." or "_"
+        paths = [path.relative_to(source) for path in source.rglob("*.parquet") if path.is_file()]
+        sources = sorted((source / path).resolve() for path in paths if not any(part[0] in "._" for part in path.parts))
     if not sources:
         raise ValueError(f"{str(source)!r} holds no Parquet file.")
+    if source.is_dir() and folder.resolve().is_relative_to(source.resolve()):
+        raise ValueError(f"`folder` must lie outside the input {str(source)!r}, of which it would be a part.")
     parts = plan_parts(sources, folder, part_rows)
     _claim(folder, predictor, sources, prefix, part_rows)
     missing = [part for part in parts if not part.is_written]

@@ -126,8 +126,7 @@ class Model:
     @property
     def estimator(self) -> Any:
         """The networks as a fitted `DropoutRegressor` or `DropoutClassifier`, recalibrated if the model is."""
-        regression = self.schema.task == "regression"
-        kind = estimators.DropoutRegressor if regression else estimators.DropoutClassifier
+        kind = estimators.DropoutRegressor if self.schema.task == "regression" else estimators.DropoutClassifier
         if not isinstance(self.ensemble, kind):
             estimator = kind(**self.ensemble.get_params())
             estimator.__dict__.update(vars(self.ensemble))

@@ -288,8 +288,7 @@ class Predictor:
             if not met.any():
                 met = predictor._relative_error(x[waiting]) <= self.tolerance
             prediction = predictor.predict_inputs(x[waiting[met]])
-            used = np.full(met.sum(), predictor.total_draws)
-            parts.append({"row": waiting[met], **prediction, "draws_used": used})
+            parts.append({"row": waiting[met], **prediction, "draws_used": np.full(met.sum(), predictor.total_draws)})
             waiting, n_draws = waiting[~met], 2 * n_draws
         joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         order = np.argsort(joined.pop("row"))
@@ -301,8 +300,7 @@ class Predictor:
         It is that of as many draws in eight independent sets; draws that are stratified together have less.
         """
         seeds = [(self.seed + (index + 1) * 2**40) % 2**63 for index in range(_N_SETS)]
-        n_draws = self.most_draws // _N_SETS
-        sets = [self.with_settings(n_draws=n_draws, seed=seed).predict_inputs(x) for seed in seeds]
+        sets = [self.with_settings(n_draws=self.most_draws // _N_SETS, seed=seed).predict_inputs(x) for seed in seeds]
         means = np.stack([one["mean" if "mean" in one else "probabilities"] for one in sets])
         mean, error = means.mean(0), means.std(0, ddof=1) / _N_SETS**0.5
         deviation = np.mean([one["std"] for one in sets], axis=0) if "std" in sets[0] else np.sqrt(mean * (1 - mean))
