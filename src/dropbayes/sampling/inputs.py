@@ -300,9 +300,7 @@ def _tensors(x: PyTree) -> PyTree:
         copied = torch.from_numpy(np.array(leaf, order="C"))  # a copy: an array may be read-only
         return copied.to(torch.get_default_dtype()) if copied.dtype == torch.float64 else copied
 
-    if isinstance(x, np.ndarray):
-        return tensor(x)
-    return pytree.tree_map(tensor, x) if isinstance(x, (tuple, list, dict)) else x
+    return pytree.tree_map(tensor, x) if isinstance(x, (np.ndarray, tuple, list, dict)) else x
 
 
 _ONE_ARGUMENT = pytree.tree_flatten(((torch.empty(0),), {}))[1]

@@ -155,7 +155,10 @@ def compared_rows(
     """The probes of the rows alone; raises if one of them has another output there than in its batch."""
     prober = Prober(net, rows, ignored, names_generators(net), owns_parameters=inspection.owns_parameters)
     probes = {row: _probe_alone(prober, rows, row, flags) for row in range(rows.n_rows)}
-    _check_rows(prober, rows, flags, inspection.profile.outputs, prober(rows.leaves, flags), probes)
+    try:
+        _check_rows(prober, rows, flags, inspection.profile.outputs, prober(rows.leaves, flags), probes)
+    except RowsDepend as error:
+        raise ValueError(str(error)) from None
     return list(probes.values())
 
 
@@ -194,9 +197,9 @@ def _inspect_with(prober: Prober, positions: bool) -> Inspection:
     rows, plain = _evaluation_probe(prober)
     try:
         return _inspect_rows(prober, positions, rows, plain)
-    except RowsDepend:
+    except RowsDepend as error:
         if prober.inputs.n_rows > 1:
-            raise
+            raise ValueError(str(error)) from None
     # The only row is right alone, however a batch would be.
     single = prober.inputs.block(0, 1)
     return _inspect_rows(prober, positions, single, prober(single.leaves, None))
