@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from dropbayes.runtime.batches import loaded_batches, network_arguments, takes_mapping
+from dropbayes.runtime.batches import loaded_batches, network_arguments, takes_whole
 
 
 class Named(nn.Module):
@@ -26,8 +26,13 @@ def test_the_targets_of_a_batch_are_left_out_for_a_wrapped_network_too():
 
 
 def test_a_mapping_is_an_argument_where_none_of_its_names_is():
-    assert takes_mapping(nn.Linear(3, 1), {"x": 1, "y": 2}) and not takes_mapping(Named(), {"x": 1, "y": 2})
+    assert takes_whole(nn.Linear(3, 1), {"x": 1, "y": 2}) and not takes_whole(Named(), {"x": 1, "y": 2})
     assert network_arguments(Named(), {"x": 1, "mask": 2, "y": 3, "labels": 4}) == {"x": 1, "mask": 2}
+
+
+def test_a_sequence_is_an_argument_where_there_is_one_place():
+    assert takes_whole(nn.Linear(3, 1), (1, 2)) and not takes_whole(nn.Linear(3, 1), (1,))
+    assert not takes_whole(Named(), (1, 2)) and not takes_whole(nn.LSTM(3, 1), (1, 2))
 
 
 def test_batches_are_moved_to_the_device_of_the_network():

@@ -38,6 +38,22 @@ def test_a_dict_none_of_whose_names_the_network_takes_is_its_argument():
         torch.testing.assert_close(db.predict(net, x, progress=False).mean, db.predict(net, (batch,)).mean)
 
 
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_a_sequence_for_a_network_of_one_argument_is_its_argument(kind):
+    def forward(self, inputs):
+        a, b = inputs
+        return self.o(self.d(torch.relu(self.a(a) * self.b(b))))
+
+    children = {"a": nn.Linear(6, 16), "b": nn.Linear(6, 16), "d": nn.Dropout(0.3), "o": nn.Linear(16, 2)}
+    net, (a, b) = made(lambda: (network(forward, **children), (rows(3), rows(3))))
+    x = kind((a, b))
+    expected = db.draws(net, (x,), n_draws=5)
+    assert torch.equal(db.draws(net, x, n_draws=5), expected)
+    torch.testing.assert_close(db.function_draw(net, 3, n_draws=5)(x), expected[3])
+    loader = DataLoader([((one, two), 0) for one, two in zip(a, b, strict=True)], batch_size=2)
+    torch.testing.assert_close(db.predict(net, loader, progress=False).mean, db.predict(net, (x,)).mean)
+
+
 @pytest.mark.parametrize(("n", "m"), [(10, 5), (5, 10), (3, 2), (2, 3)])
 def test_arguments_of_different_lengths_are_refused_as_the_network_does(n, m):
     net = network(lambda self, a, b: self.n(a) + b, n=perceptron(outputs=1)).eval()

@@ -182,8 +182,7 @@ class _Convolution(WeightLayer):
     out_channels: int
 
     def matrix(self) -> Tensor:
-        by_group = self.weight.unflatten(0, (self.groups, -1)).transpose(1, 2)
-        return by_group.reshape(self.in_channels, -1)
+        return self.weight.unflatten(0, (self.groups, -1)).transpose(1, 2).reshape(self.in_channels, -1)
 
     def weight_of(self, matrix: Tensor) -> Tensor:
         lead, kernel = matrix.shape[:-2], self.weight.shape[2:]

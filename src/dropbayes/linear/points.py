@@ -26,5 +26,4 @@ def gaussian_points(mean: Tensor, covariance: Tensor) -> Tensor:
     """Points of Gaussians `[row, output]` with covariances `[row, output, output]`: `[point, row, output]`."""
     levels, axes = torch.linalg.eigh(covariance)
     root = axes * levels.clamp(min=0).sqrt().unsqueeze(-2)
-    points = standard_points(mean.shape[-1]).to(root)
-    return mean + torch.einsum("pk,rjk->prj", points, root)
+    return mean + torch.einsum("pk,rjk->prj", standard_points(mean.shape[-1]).to(root), root)

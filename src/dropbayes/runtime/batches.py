@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -16,7 +16,7 @@ from dropbayes.runtime.devices import device_of
 def network_arguments(net: nn.Module, batch: PyTree) -> PyTree:
     """The arguments in a batch without its targets: `labels`, and what the forward pass does not accept."""
     if isinstance(batch, Mapping):
-        if takes_mapping(net, batch):
+        if takes_whole(net, batch):
             return batch
         accepted, targets = _parameters_of(net), {"labels"}
         if accepted is not None and not any(p.kind is p.VAR_KEYWORD for p in accepted):
@@ -37,10 +37,13 @@ def network_arguments(net: nn.Module, batch: PyTree) -> PyTree:
     return batch
 
 
-def takes_mapping(net: nn.Module, batch: Mapping[str, Any]) -> bool:
-    """Whether a network takes a mapping as its argument: it knows none of its names."""
+def takes_whole(net: nn.Module, batch: Mapping[str, Any] | Sequence[PyTree]) -> bool:
+    """Whether a network takes a mapping or sequence as one argument: it knows none of its names, or has one place."""
     accepted = _parameters_of(net) or []
-    return bool(accepted) and not any(p.kind is p.VAR_KEYWORD or p.name in batch for p in accepted)
+    if isinstance(batch, Mapping):
+        return bool(accepted) and not any(p.kind is p.VAR_KEYWORD or p.name in batch for p in accepted)
+    places = [p.kind for p in accepted if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD)]
+    return len(batch) > 1 and len(places) == 1 and places[0] != inspect.Parameter.VAR_POSITIONAL
 
 
 def _parameters_of(net: nn.Module) -> list[inspect.Parameter] | None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._pytree import PyTree
 
-from dropbayes.runtime.batches import takes_mapping
+from dropbayes.runtime.batches import takes_whole
 from dropbayes.tracing.operations import tensor_leaves
 from dropbayes.tracing.states import held, is_object
 
@@ -211,9 +211,9 @@ def as_inputs(x: PyTree, net: nn.Module | None = None, *, row_axis: RowAxis = 0)
     if isinstance(x, Tensor):
         arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((x,), {})
     elif isinstance(x, Mapping):
-        arguments = ((dict(x),), {}) if net is not None and takes_mapping(net, x) else ((), dict(x))
+        arguments = ((dict(x),), {}) if net is not None and takes_whole(net, x) else ((), dict(x))
     elif isinstance(x, (tuple, list)):
-        arguments = (tuple(x), {})
+        arguments = ((x,), {}) if net is not None and takes_whole(net, x) else (tuple(x), {})
     elif row_axis is None:  # an object that the network takes whole
         arguments = ((x,), {})
     else:

@@ -429,8 +429,7 @@ def _with_direct_sizes(plan: Plan, inputs: Inputs) -> Plan:
     pairs = max(1, (plan.max_bytes or _WORKING_BYTES_DIRECT[device]) // max(profile.pass_bytes, 1))
     # Rows with their own masks cannot share products, only calls.
     free = (_FREE_OPERATIONS if plan.spec.per_row else _FREE_OPERATIONS_DIRECT)[device]
-    n_draws = plan.spec.keys.n_draws
-    rows, chunk = _block_shape(profile, len(plan.draws), n_draws, device, pairs, free, _MIN_PAIRS_DIRECT)
+    rows, chunk = _block_shape(profile, len(plan.draws), plan.spec.keys.n_draws, device, pairs, free, _MIN_PAIRS_DIRECT)
     yielded = max(1, min(_YIELDED_ROWS, 2**18 // chunk) // rows) * rows
     if plan.moments_only and not plan.batch_invariant and device == "cuda":
         yielded, chunk = inputs.n_rows, len(plan.draws)
