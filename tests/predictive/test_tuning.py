@@ -143,6 +143,16 @@ def test_classes_of_an_overconfident_network_gain():
     assert f"{tuning.gain:+.4f}" in str(tuning)
 
 
+@pytest.mark.parametrize(("seed", "best"), [(2, 0.5), (5, 0.0)])
+def test_an_almost_flat_likelihood_is_followed_to_its_best_rates(seed, best):
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(3, 12), nn.Tanh(), nn.Dropout(0.1), nn.Linear(12, 2)).double().eval()
+    x, y = torch.randn(60, 3, dtype=torch.float64), (torch.rand(60, 2) < 0.5).double()  # labels by chance
+    parts = Parts(net, HeldOut(net, x, y, db.Bernoulli()), {"2": 0.1}, db.Sampling())
+    (rates,) = parts.fit(torch.arange(60))
+    assert rates["2"] == pytest.approx(best, abs=0.01)
+
+
 def test_the_covariance_is_the_weighted_sum_of_the_layers():
     net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 8), nn.Tanh(), nn.Dropout(0.4),
                         nn.Linear(8, 2)).double()  # fmt: skip
