@@ -14,7 +14,7 @@ from dropbayes.linear import covariance
 from dropbayes.predictive import tune_dropout
 from dropbayes.predictive.evaluation import fitted_noise
 from dropbayes.predictive.tuning import HeldOut, NextTokens, Parts, text_densities, text_inputs
-from tests.language.tiny_models import tiny_model
+from tests.language.tiny_models import tiny_model, tiny_text
 from tests.predictive.small_problem import numbers, trained
 from tests.sampling.zoo.specimens import Module
 
@@ -351,6 +351,17 @@ def test_a_text_has_one_rate_for_the_whole_network(fitted):
     assert list(tuning.tried) == [0.3]
     with pytest.raises(ValueError, match=r"`per` must be \"network\", or, with outcomes"):
         tune_dropout(*fitted, per="layer")
+
+
+@pytest.mark.parametrize(
+    ("name", "rates"),
+    [("GPT2", dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.1)), ("Llama", {"attention_dropout": 0.1})],
+)
+def test_the_attention_of_a_language_model_has_the_rate_too(name, rates):
+    model, ids = tiny_model(name, **rates), tiny_text(rows=6)
+    tuning = tune_dropout(model, ids, drop_probs=[0.3], tolerance=100.0, n_draws=2)
+    found = [{site.drop_prob for site in db.sites(one, {"input_ids": ids})} for one in (model, tuning.network)]
+    assert found == [{0.1}, {0.3}]
 
 
 def test_a_rate_is_set_where_it_stands_and_nothing_else_of_its_dropout_changes():

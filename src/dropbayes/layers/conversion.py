@@ -321,10 +321,12 @@ def with_drop_probs(net: nn.Module, present: Mapping[str, float], drop_probs: Ra
 
 
 def _holders(module: nn.Module, drop_prob: float) -> Iterator[tuple[Any, str]]:
-    """The objects, and their attributes, that hold a drop probability: a module, and the hooks of `add_dropout`."""
-    names = ("p", "drop_prob", "recurrent_drop_prob", "dropout")  # of our, torch's and timm's modules
+    """The objects, and their attributes, that hold a drop probability: a module, one it has, hooks of `add_dropout`."""
+    names = ("p", "drop_prob", "recurrent_drop_prob", "dropout", "attention_dropout", "attn_dropout")  # by any library
     owners = (module, *structure.hook_owners(module))
-    return ((owner, name) for owner in owners for name in names if getattr(owner, name, None) == drop_prob)
+    held = ((owner, name, getattr(owner, name, None)) for owner in owners for name in names)
+    places = ((value, "p") if isinstance(value, nn.Dropout) else (owner, name) for owner, name, value in held)
+    return ((owner, name) for owner, name in places if getattr(owner, name, None) == drop_prob)
 
 
 def _drop_units(drop_probs: Tensor, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:

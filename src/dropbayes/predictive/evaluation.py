@@ -278,9 +278,8 @@ def fitted_noise(sampled: Tensor, y: Tensor) -> Gaussian:
         least = max(1e-12 * float(squares.mean()), 1e-100)  # whatever the unit of y
         low, high = (math.log(max(float(value), least)) / 2 for value in (squares.amin(0).mean(), squares.mean()))
         precisions.append(math.exp(-2 * minimize_scalar(loss, bounds=(low, high + 0.1), method="bounded").x))
-    if len(precisions) == 1:
-        return Gaussian(precisions[0])
-    return Gaussian(torch.tensor(precisions, dtype=torch.float64, device=sampled.device))
+    by_output = torch.tensor(precisions, dtype=torch.float64, device=sampled.device)
+    return Gaussian(by_output if len(precisions) > 1 else precisions[0])
 
 
 def checked_targets(y: Array, output: Tensor, likelihood: Likelihood | None) -> tuple[Tensor, Likelihood | None]:
