@@ -275,6 +275,8 @@ def test_too_few_rows_give_everything_and_wrong_folds_are_refused():
         cross_conformal_interval(torch.zeros(3, 2), residuals=torch.ones(3), folds=[0, 0.5, 2], level=0.5)
     with pytest.raises(ValueError, match="`residuals` must be at least 0"):
         cross_conformal_interval(torch.zeros(3, 2), residuals=-torch.ones(3), level=0.5)
+    with pytest.raises(ValueError, match="`folds` must have one value per row; got 5 for 3 rows"):
+        cross_conformal_interval(torch.zeros(5, 2), residuals=torch.ones(3), level=0.5)  # two models were left out
 
 
 def exponential(n, seed):

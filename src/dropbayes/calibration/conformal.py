@@ -248,7 +248,7 @@ def cross_conformal_interval(
     outputs = validation.finite_tensor("predictions", predictions, axes="[fold, new row]")
     spread = validation.row_values("residuals", residuals).to(outputs)
     validation.check_values("residuals", spread)
-    fold = torch.arange(len(spread)) if folds is None else validation.row_values("folds", folds, n_rows=len(spread))
+    fold = validation.row_values("folds", torch.arange(len(outputs)) if folds is None else folds, n_rows=len(spread))
     if fold.min() < 0 or fold.max() >= len(outputs) or bool((fold != fold.long()).any()):
         raise ValueError(
             f"`folds` must lie between 0 and {len(outputs) - 1}, the rows of `predictions`, and be whole; got "
