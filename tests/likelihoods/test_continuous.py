@@ -85,7 +85,10 @@ def test_student_samples_follow_its_distribution():
     assert test.pvalue > 1e-3
 
 
-@pytest.mark.parametrize(("scale", "nu", "name"), [(0.0, 4.0, "scale"), (1.0, 2.0, "degrees_of_freedom")])
+@pytest.mark.parametrize(
+    ("scale", "nu", "name"),
+    [(0.0, 4.0, "scale"), *((1.0, nu, "degrees_of_freedom") for nu in (2.0, math.inf, math.nan, None, "4"))],
+)
 def test_a_student_without_scale_or_variance_is_refused(scale, nu, name):
     with pytest.raises(ValueError, match=f"`{name}` must be"):
         StudentT(scale, nu)

@@ -52,3 +52,10 @@ def test_what_is_of_another_class_is_named_with_its_argument(argument, call, wro
 def test_a_precision_that_is_no_number_is_refused():
     with pytest.raises(ValueError, match=r"`precision` .* must be positive .*; got 'high'"):
         exact_process(ReLU(), X, Y, precision="high")
+
+
+def test_draws_of_a_prior_are_counted_and_have_a_width_for_each_layer():
+    with pytest.raises(ValueError, match="`n_draws` must be a whole number, at least 1; got 0"):
+        network_prior_draws([ReLU()], X, widths=[3], n_draws=0)
+    with pytest.raises(ValueError, match="`widths` must be one positive width for each of the 1 layers; got 3"):
+        network_prior_draws([ReLU()], X, widths=3, n_draws=2)

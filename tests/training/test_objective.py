@@ -145,6 +145,16 @@ def test_n_data_counts_the_training_set():
         negative_elbo(net, net(x), y, likelihood=Gaussian(1.0), prior=PRIOR, n_data=0)
 
 
+@pytest.mark.parametrize("likelihood", [None, "gaussian", Gaussian], ids=["none", "text", "class"])
+def test_what_is_no_likelihood_and_no_alpha_is_refused_by_name(likelihood):
+    net, x, y = net_and_data(outputs=1)
+    options = {"prior": PRIOR, "n_data": 100}
+    with pytest.raises(TypeError, match="`likelihood` must say what the output means"):
+        negative_elbo(net, net(x), y, likelihood=likelihood, **options)
+    with pytest.raises(ValueError, match=r"`alpha` must lie in \[0, 1\]; got 'one'"):
+        negative_elbo(net, net(x), y, likelihood=Gaussian(1.0), alpha="one", **options)
+
+
 def test_every_row_has_a_mask_of_its_own():
     net = nn.Sequential(nn.Dropout(0.5), nn.Linear(20, 1, bias=False)).to(DTYPE)
     assert net(torch.ones(50, 20, dtype=DTYPE)).unique().numel() > 40

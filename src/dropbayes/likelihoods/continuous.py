@@ -106,7 +106,7 @@ class StudentT(Likelihood):
 
     def __post_init__(self) -> None:
         check_positive("scale", self.scale)
-        if not (math.isfinite(self.degrees_of_freedom) and self.degrees_of_freedom > 2):
+        if not (hasattr(self.degrees_of_freedom, "__float__") and 2 < self.degrees_of_freedom < math.inf):
             raise ValueError(
                 "`degrees_of_freedom` must be greater than 2, below which the variance is infinite; got "
                 f"{self.degrees_of_freedom!r}."
@@ -126,9 +126,7 @@ class StudentT(Likelihood):
 
     def sample(self, output: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         # Bailey's polar method (Mathematics of Computation 62, 1994): sqrt(ν (u^(-2/ν) - 1)) cos(2πv) for uniform u, v.
-        u, v = (
-            torch.rand(output.shape, generator=generator, dtype=output.dtype, device=output.device) for _ in range(2)
-        )
+        u, v = torch.rand(2, *output.shape, generator=generator, dtype=output.dtype, device=output.device)
         nu = self.degrees_of_freedom
         radius = (nu * torch.expm1(-2 / nu * torch.log1p(-u))).sqrt()  # 1 - u is uniform too, and never 0
         return output + self.scale * radius * torch.cos(2 * math.pi * v)

@@ -148,7 +148,8 @@ def network_prior_draws(
         torch.Size([7, 5, 1])
     """
     checked_layers(layers)
-    if len(widths) != len(layers) or min(widths) < 1:
+    check_count("n_draws", n_draws)
+    if not hasattr(widths, "__len__") or len(widths) != len(layers) or min(widths) < 1:
         raise ValueError(f"`widths` must be one positive width for each of the {len(layers)} layers; got {widths!r}.")
     generator = torch.Generator().manual_seed(seed)
     draws = []

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dropbayes.layers import Bernoulli, Prior, decays, input_layers, kl_from_density, kl_is_weight_decay, weight_layers
 from dropbayes.layers.family import in_full_precision
 from dropbayes.likelihoods import Likelihood
-from dropbayes.runtime.validation import check_n_data
+from dropbayes.runtime.validation import check_n_data, check_type
 
 
 @dataclass(frozen=True)
@@ -136,6 +136,7 @@ def negative_elbo(
         >>> loss.backward()
     """
     check_n_data(n_data)
+    check_type("likelihood", likelihood, Likelihood, "say what the output means, as Gaussian(1.0) does")
     if len(y) > n_data:
         raise ValueError(f"`n_data` must count the whole training set; got {n_data!r} for {len(y)} rows of `y`.")
     misfit = row_misfit(likelihood, output, y, alpha=alpha).mean()
@@ -144,7 +145,7 @@ def negative_elbo(
 
 def row_misfit(likelihood: Likelihood, output: Tensor, y: Tensor, *, alpha: float = 0.0) -> Tensor:
     r"""The data term of `negative_elbo` per row, averaged over draws according to $\alpha$: `[row]`."""
-    if not 0 <= alpha <= 1:
+    if not (hasattr(alpha, "__float__") and 0 <= alpha <= 1):
         raise ValueError(f"`alpha` must lie in [0, 1]; got {alpha!r}. 0 is the evidence lower bound.")
     draws = likelihood.log_density(in_full_precision(output), y).reshape(-1, len(y))
     if alpha == 0:
