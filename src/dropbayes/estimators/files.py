@@ -86,8 +86,7 @@ def _restore(kind: Any, file: storage.ModelFile) -> Any:
     estimator.seed_, estimator.n_features_in_ = settings["seed"], settings["n_features"]
     estimator.rows_tested_ = settings["rows_tested"]
     estimator.search_scores_ = np.asarray([-np.inf if s is None else s for s in settings["search_scores"]])
-    kept = {name: float(settings[name]) for name in _SCORES if settings.get(name) is not None}
-    vars(estimator).update(kept)
+    vars(estimator).update({name: float(settings[name]) for name in _SCORES if settings.get(name) is not None})
     missing, bins = settings["missing"], settings["bins"]
     estimator.missing_values_ = missing and MissingValues(
         np.asarray(missing["fill"], dtype=np.float64), np.asarray(missing["columns"], dtype=np.int64)

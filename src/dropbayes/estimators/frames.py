@@ -84,14 +84,15 @@ def as_table(frame: Any, argument: str = "frame") -> pa.Table:
     raise TypeError(f"`{argument}` must be a data frame (pandas, polars or arrow) or a dict of columns; got {kind}.")
 
 
-def check_names(frame: Any, argument: str) -> None:
-    """Raises ValueError for a frame, or a mapping, with two columns of one name; TypeError for one without rows yet."""
+def check_names(frame: Any, argument: str) -> list[str]:
+    """The columns of a frame or a mapping: a ValueError for two of one name, a TypeError for one without rows yet."""
     if type(frame).__name__ == "LazyFrame":
         raise TypeError(f"`{argument}` must be a data frame; got a LazyFrame without rows. Pass {argument}.collect().")
     names = frame if isinstance(frame, Mapping) else getattr(frame, "columns", ())
     counts = Counter(map(str, getattr(frame, "column_names", names)))  # the columns of arrow are arrays
     if repeated := [f"{count} are called {quote(name)}" for name, count in counts.items() if count > 1]:
         raise ValueError(f"A table must have a name of its own for each column; {repeated[0]}. Rename them.")
+    return list(counts)
 
 
 def arrow_cells(values: Any, name: str) -> pa.Array | pa.ChunkedArray:

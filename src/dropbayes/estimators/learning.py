@@ -337,8 +337,7 @@ class DropoutEstimator(Parameters, Ensemble):
 
     def _inputs(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
-        x = self._arrays(X, reset=False)
-        return self._encode(x, reset=False)
+        return self._encode(self._arrays(X, reset=False), reset=False)
 
 
 def search_edges(choice: EnsembleChoice) -> dict[str, float]:

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pytest
 import torch
@@ -255,3 +256,16 @@ def test_columns_without_names_are_refused(columns):
 def test_an_estimator_that_is_not_fitted_is_refused():
     with pytest.raises(ValueError, match="`model` must be fitted; call its fit first"):
         db.Predictor(db.DropoutRegressor())
+
+
+def test_the_names_of_columns_are_checked_before_they_are_read(models, columns):
+    predictor, table = db.Predictor.load(models / "numbers"), pa.table(dict(columns))
+    repeated = pa.table([*table.columns, table.column(0)], names=[*table.column_names, table.column_names[0]])
+    for call in (predictor, predictor.add_columns):
+        with pytest.raises(ValueError, match="a name of its own for each column; 2 are called"):
+            call(repeated)
+    with pytest.raises(TypeError, match=r"Pass columns\.collect\(\)"):
+        predictor(pl.from_arrow(table).lazy())
+    for frame in (pl.from_arrow(table), table.to_pandas()):  # of more rows than names
+        with pytest.raises(ValueError, match=r"lacks 'size', which the model reads; it has 'city', 'new'\.$"):
+            predictor(frame[["city", "new"]])

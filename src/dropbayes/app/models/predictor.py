@@ -19,7 +19,7 @@ from torch import nn
 
 from dropbayes.app.models.fields import EnsembleFields, NetworkFields, check_finite
 from dropbayes.estimators.ensembles import METHODS, ClassEnsemble, Ensemble, RegressionEnsemble
-from dropbayes.estimators.frames import arrow_cells, as_array
+from dropbayes.estimators.frames import arrow_cells, as_array, check_names
 from dropbayes.likelihoods import Likelihood
 from dropbayes.linear import N_POINTS
 from dropbayes.runtime import storage
@@ -239,7 +239,7 @@ class Predictor:
 
     def encode(self, columns: Columns) -> NumpyArray:
         """The rows as inputs of the network, `[row, ...]`; see `__call__` for the columns."""
-        if not any(hasattr(columns, names) for names in ("keys", "columns", "column_names")):
+        if not any(hasattr(type(columns), names) for names in ("keys", "columns", "column_names")):
             rule = f"must be a dict or a frame, with the matrix of all columns as {MATRIX!r} if they have no names"
             raise TypeError(f"`columns` {rule}; got {type(columns).__name__}.")
         if self.schema is not None:
@@ -352,7 +352,7 @@ class Predictor:
             table: The rows; columns that the model does not read are unchanged.
             prefix: The prefix of the new columns' names; by default the target and `_`, if it is known.
         """
-        return self.append_columns(table, self.encode_rows({name: table[name] for name in table.column_names}), prefix)
+        return self.append_columns(table, self.encode_rows(table), prefix)
 
     def append_columns(
         self, table: pa.Table, rows: Encoded, prefix: str | None = None, at: Callable[[int], str] = location
@@ -395,12 +395,13 @@ def _by_name(columns: Columns, names: Sequence[str]) -> dict[str, Any]:
     """Each of the named columns as a one-dimensional array of the same length, of NumPy, pandas or Arrow."""
     from dropbayes.estimators.columns.schema import list_names
 
-    columns = {name: columns[name] for name in columns.column_names} if hasattr(columns, "column_names") else columns
+    known = check_names(columns, "columns")
+    columns = {name: columns[name] for name in known} if hasattr(columns, "column_names") else columns
     lacking = [name for name in names if name not in columns]
     if lacking and MATRIX in columns:
         return dict(zip(names, _matrix(columns, len(names)).T, strict=True))
     if lacking:
-        raise ValueError(f"`columns` lacks {list_names(lacking)}, which the model reads; it has {list_names(columns)}.")
+        raise ValueError(f"`columns` lacks {list_names(lacking)}, which the model reads; it has {list_names(known)}.")
     arrays: dict[str, Any] = {}
     for name in names:
         values = as_array(columns[name])
