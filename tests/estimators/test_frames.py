@@ -227,3 +227,11 @@ def test_an_object_that_stands_for_no_number_is_missing():
 def test_labels_may_be_an_array_of_pandas_texts():
     labels = pd.array(columns()["colour"], dtype="string")
     assert DropoutClassifier(**SMALL).fit(frame("pandas"), labels).classes_.tolist() == ["blue", "green", "red"]
+
+
+@pytest.mark.parametrize("kind", [">f8", ">i4", ">U5", ">M8[s]"])
+def test_bytes_in_the_order_of_other_machines_are_read(kind):
+    values = np.array([18000, 18001, 18002]).astype(kind[1:]).astype(kind)
+    same = values.astype(kind[1:])
+    for given in (values, pd.Series(values)):
+        assert as_table({"a": given})["a"].to_pylist() == as_table({"a": same})["a"].to_pylist()

@@ -146,7 +146,7 @@ def _location(row: int) -> str:
 
 
 def as_array(values: Any, name: str = "X") -> Any:
-    """A torch tensor as a numpy array, masked numbers as NaN; other values as they are, for scikit-learn."""
+    """A torch tensor as a numpy array, masked numbers as NaN, bytes in native order; other values as they are."""
     if isinstance(values, np.ma.MaskedArray) and values.dtype.kind in "biuf":
         return np.ma.filled(values.astype(np.float64), np.nan)
     if _package(values) == "pandas" and getattr(values, "ndim", 2) == 1:
@@ -155,6 +155,8 @@ def as_array(values: Any, name: str = "X") -> Any:
         values = values.astype(object).map(str, na_action="ignore") if kind.startswith("interval") else values
         if str(values.dtype) in ("object", "string"):
             return np.where(values.isna(), np.nan, values.astype(object))  # pandas.NA is neither true nor false
+    if isinstance(getattr(values, "dtype", None), np.dtype) and not values.dtype.isnative:  # Arrow has no other order
+        values = values.astype(values.dtype.newbyteorder("="))
     if isinstance(values, Tensor) and values.dtype == torch.bfloat16:  # NumPy has none
         values = values.float()
     return to_tensor(values, name=name).detach().cpu().numpy() if isinstance(values, Tensor) else values

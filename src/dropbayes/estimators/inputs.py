@@ -40,8 +40,7 @@ class MissingValues:
         """The encoding for training rows."""
         absent = np.isnan(x)
         count = (~absent).sum(0)
-        fill = np.where(absent, 0.0, x).sum(0) / np.maximum(count, 1)
-        return cls(fill, np.flatnonzero(absent.any(0)))
+        return cls(np.where(absent, 0.0, x).sum(0) / np.maximum(count, 1), np.flatnonzero(absent.any(0)))
 
     def encode(self, x: Numbers) -> Numbers:
         """The columns filled, followed by the indicators: 1 where a value was missing.
