@@ -197,3 +197,26 @@ def test_a_folder_that_a_killed_process_left_is_removed_after_a_day(tmp_path):
     assert names(tmp_path) == [left.name, "m"]  # it might have been the only one
     folder(tmp_path / "m", "second")
     assert names(tmp_path) == ["m"]
+
+
+@pytest.mark.parametrize("name", [255 * "x", 127 * "ü"])
+def test_a_name_may_be_as_long_as_the_system_allows(tmp_path, name):
+    for _ in range(2):
+        files.write_text(tmp_path / name, "a")
+    (tmp_path / name).unlink()
+    for _ in range(2):
+        with files.folder_replacement(tmp_path / name) as folder:
+            (folder / "a").write_text("a")
+    assert names(tmp_path) == [name]
+
+
+def test_a_read_only_folder_that_is_replaced_leaves_nothing(tmp_path, monkeypatch):
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "a").write_text("old")
+    (tmp_path / "m").chmod(0o555)
+    emptied = []
+    monkeypatch.setattr(files.shutil, "rmtree", lambda path, **_: emptied.append(stat.S_IMODE(path.stat().st_mode)))
+    with files.folder_replacement(tmp_path / "m") as folder:
+        (folder / "a").write_text("new")
+    assert emptied == [0o700], "only its owner's right to write lets a folder be emptied"
+    assert stat.S_IMODE((tmp_path / "m").stat().st_mode) == 0o555 and (tmp_path / "m" / "a").read_text() == "new"

@@ -85,6 +85,8 @@ def folder_replacement(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
                 new.chmod(stat.S_IMODE(old.stat().st_mode))
         _exchange(temporary, path)
     finally:
+        with contextlib.suppress(OSError):
+            temporary.chmod(0o700)  # the folder replaced may be read-only
         shutil.rmtree(temporary, ignore_errors=True)
 
 
@@ -108,12 +110,12 @@ def _exchange(temporary: pathlib.Path, path: pathlib.Path) -> None:
 
 
 def _temporary(path: pathlib.Path) -> pathlib.Path:
-    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    return path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}.part")  # a name of 255 bytes has no room
 
 
 def _remove_abandoned(path: pathlib.Path) -> None:
     """Removes temporary files and folders beside `path` that are unchanged for a day: their processes were killed."""
-    for entry in path.parent.glob(f".{glob.escape(path.name)}.{16 * '[0-9a-f]'}.part"):
+    for entry in path.parent.glob(f".{glob.escape(path.name[:50])}.{16 * '[0-9a-f]'}.part"):
         with contextlib.suppress(OSError):
             if time.time() - entry.stat().st_mtime > 86_400:
                 shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()

@@ -63,8 +63,7 @@ def run(folder: pathlib.Path, terminal: Console) -> None:
         case = diabetes()
     every, n_rows = case.columns | {case.target: case.truth}, int((case.parts == "trained on").sum())
     with terminal.status(f"Fitting {SETTINGS['n_networks']} dropout networks to {n_rows} rows ..."), cpu_threads(1):
-        known = {name: values[:n_rows] for name, values in every.items()}
-        model = Model.fit(known, target=case.target, **SETTINGS)
+        model = Model.fit({name: values[:n_rows] for name, values in every.items()}, target=case.target, **SETTINGS)
         model.origin.update({"file": case.source, "settings": SETTINGS, "versions": versions()})
         model.save(folder / "model")
         predictions = model.predict(case.columns)

@@ -38,7 +38,7 @@ def check_place(path: pathlib.Path) -> None:
         raise FileExistsError(f"{str(path)!r} is a file; name a folder for the model.")
     entries = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
     if entries and not {MODEL, COLUMNS} <= entries <= {MODEL, COLUMNS, CARD}:
-        raise FileExistsError(f"{str(path)!r} is not empty and does not hold a model; choose another folder.")
+        raise FileExistsError(f"{str(path)!r} is not empty and does not hold a model alone; choose another folder.")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"the folder {str(path.parent)!r} does not exist; make it first.")
     if os.path.ismount(path):

@@ -79,8 +79,7 @@ def page_html() -> str:
         "script": script,
         "weights": base64.b64encode((web / "lenet.safetensors").read_bytes()).decode(),
     }
-    template = (web / "page.html").read_text(encoding="utf-8")
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], (web / "page.html").read_text(encoding="utf-8"))
 
 
 class PageServer(ThreadingHTTPServer):
