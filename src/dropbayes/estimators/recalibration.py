@@ -148,8 +148,7 @@ class _LevelMixture(Mixture):
     held_out: Tensor = field(kw_only=True)  # the sorted transforms
 
     def pit(self, y: Array) -> Tensor:
-        observed = calibration.isotonic_recalibration(self.held_out).observed
-        return observed(super().pit(y).double()).to(self.location)
+        return calibration.isotonic_recalibration(self.held_out).observed(super().pit(y).double()).to(self.location)
 
     def quantile(self, level: float) -> Tensor:
         mapped = calibration.isotonic_recalibration(self.held_out)

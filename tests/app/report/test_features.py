@@ -1,5 +1,7 @@
 """Tests of what the features do: importance, segments and shifts from the training rows."""
 
+import warnings
+
 import numpy as np
 import pytest
 from scipy.stats import ks_2samp
@@ -156,3 +158,14 @@ def test_rows_far_from_the_training_rows_are_said_to_be(regressor):
     ranged = Page(report(regressor, x, y, target="t", names=["a", "b", "c"], ranges={"a": (-1.0, 1.0)}))
     share = (np.abs(x[:, 0]) > 1).mean()
     assert f"{100 * share:.0f} % of the rows lie outside the training range of a." in ranged.text
+
+
+def test_shuffled_rows_are_not_warned_of(recwarn):
+    class Loud(Straight):
+        def predict(self, x):
+            warnings.warn("far from the training rows", UserWarning, stacklevel=2)
+            return super().predict(x)
+
+    x = np.random.default_rng(0).normal(size=(20, 2))
+    importances(Loud(), x, x[:, 0], features_of(x, ["a", "b"]))
+    assert not recwarn.list

@@ -200,3 +200,11 @@ def test_the_classes_of_simple_models_keep_their_numbers(classifier):
     lines = {line.name: line for line in baselines(measured, x, (known, labels))}
     assert lines["this model"].log_likelihood == pytest.approx(-log_loss(new, measured.probabilities, labels=[0, 1, 2]))
     assert lines["logistic regression"].error < 0.3 < lines["class shares of the training rows"].error
+
+
+def test_training_rows_of_one_class_are_compared_with_their_share_alone(classifier):
+    x, labels = class_rows(60, seed=3)
+    measured = measurements.measure(classifier, x, labels)
+    lines = baselines(measured, x, (x[:9], np.zeros(9, dtype=np.int64)))
+    assert [line.name for line in lines] == ["this model", "class shares of the training rows"]
+    assert lines[1].error == (labels != 0).mean()

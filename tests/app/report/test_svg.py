@@ -104,8 +104,9 @@ def test_every_mark_is_drawn_where_its_data_are(size):
 
 def test_texts_along_an_axis_do_not_touch():
     ticks = tuple((k + 0.5, f"a long class name {k}") for k in range(20))
-    figure = svg.Figure("k", svg.Axis(0.0, 20.0, "x", ticks=ticks), svg.Axis(0.0, 1.0, "y"), ())
+    figure = svg.Figure("k", svg.Axis(0.0, 20.0, "x", ticks=ticks), svg.Axis(np.float64(0), np.float64(1), "y"), ())
     drawing = svg.draw(figure, width=346, height=300)
+    assert 'data-y="0.0 1.0 ' in drawing, "plain numbers, whatever they come as"
     below = re.findall(r'class="tick" x="([\d.]+)" y="[\d.]+" text-anchor="middle">([^<]+)', drawing)
     places = [(float(position), len(text)) for position, text in below]
     assert places and all(b[0] - a[0] > 6 * (a[1] + b[1]) / 2 for a, b in pairwise(places))

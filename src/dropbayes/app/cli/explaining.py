@@ -145,8 +145,7 @@ def note_order(model: Model, rows: TrainingRows, cells: pa.Table) -> None:
     for column in rows.schema.columns:
         if column.kind not in ("number", "date") or len(rows.x) < 50:
             continue
-        read = Cells(cells[column.name], column.name, str, rows.schema.missing)
-        values = column_values(column, read)[rows.kept]
+        values = column_values(column, Cells(cells[column.name], column.name, str, rows.schema.missing))[rows.kept]
         steps = np.diff(values)
         n_distinct, n_runs = len(np.unique(values)), 1 + int((steps != 0).sum())
         in_order = bool((steps >= 0).all() or (steps <= 0).all())

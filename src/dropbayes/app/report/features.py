@@ -3,6 +3,7 @@ r"""The features: the importance of each, the parts in which the model errs, the
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -111,8 +112,7 @@ def features_of(
     features = []
     for name, columns in (groups or {name: (k,) for k, name in enumerate(names)}).items():
         known = None if training is None else values(training, columns)
-        is_date = names[columns[0]] == f"{name}: year"
-        features.append(Feature(name, tuple(columns), values(x, columns), is_date, known))
+        features.append(Feature(name, tuple(columns), values(x, columns), names[columns[0]] == f"{name}: year", known))
     return features
 
 
@@ -134,9 +134,10 @@ def importances(
     fewer = model.with_draws(n_draws=max(1, 40 // len(model.population_)), seed=None)
 
     def losses(x: Numbers) -> Numbers:
-        if hasattr(model, "classes_"):
-            return -class_log_likelihood(np.maximum(fewer.predict_proba(x), 1e-12), y).numpy()
-        return np.abs(fewer.predict(x) - y)
+        with warnings.catch_warnings(action="ignore"):  # shuffled rows are nobody's, and may be far from all others
+            if hasattr(model, "classes_"):
+                return -class_log_likelihood(np.maximum(fewer.predict_proba(x), 1e-12), y).numpy()
+            return np.abs(fewer.predict(x) - y)
 
     before, generator = losses(x), np.random.default_rng(0)
     n_shuffles = max(1, min(5, 400 // max(1, len(features))))

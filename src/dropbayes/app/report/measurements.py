@@ -115,8 +115,7 @@ class Classification:
         self.reliability, self.risk = reliability_curve(rows), risk_curve(rows)
         self.agreement = class_agreement(self.probabilities, self.labels)
         expected = calibration.calibration_test(self.probabilities, self.labels, n_resamples=200).expected
-        chance = f", and chance alone makes it {100 * expected:.1f} %"
-        self.scores = shown_scores(rows, {"calibration_error": chance})
+        self.scores = shown_scores(rows, {"calibration_error": f", and chance alone makes it {100 * expected:.1f} %"})
         self.useless = len(self.labels) - self.loss.sum() <= occurs.max() < len(self.labels)
 
     def surprise_text(self, surprise: float) -> str:

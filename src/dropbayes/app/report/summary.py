@@ -60,6 +60,8 @@ def baselines(measured: Measured, x: Numbers, training: tuple[Numbers, NumpyArra
         "logistic regression": make_pipeline(StandardScaler(), LogisticRegression(max_iter=500)),
         "gradient boosting": HistGradientBoostingClassifier(random_state=0, early_stopping=False, max_iter=50),
     }
+    if len(np.unique(known[1])) == 1:  # to which the others cannot be fitted
+        classifiers = dict(list(classifiers.items())[:1])
     given = {"this model": measured.probabilities}
     for name, model in classifiers.items():
         given[name], fitted = np.zeros_like(measured.probabilities), model.fit(*known)

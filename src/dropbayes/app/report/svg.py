@@ -216,8 +216,8 @@ def draw(figure: Figure, title: str = "", description: str = "", *, width: int, 
     key = f"{figure.key}-{width}"
     parts = [
         f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-labelledby="{key}-t {key}-d" '
-        f'data-x="{x.low!r} {x.high!r} {x.start:.2f} {x.end:.2f}" '
-        f'data-y="{y.low!r} {y.high!r} {y.start:.2f} {y.end:.2f}">',
+        f'data-x="{x.low} {x.high} {x.start:.2f} {x.end:.2f}" '
+        f'data-y="{y.low} {y.high} {y.start:.2f} {y.end:.2f}">',
         f'<title id="{key}-t">{escape(title)}</title><desc id="{key}-d">{escape(description)}</desc>',
         f'<defs><clipPath id="{key}-c"><rect x="{x.start - 3:.1f}" y="{y.end - 3:.1f}" {inside}/></clipPath></defs>',
         _path(across, "grid") + _path(along, "frame") if figure.grid else "",
