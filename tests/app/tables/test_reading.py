@@ -251,3 +251,9 @@ def test_a_wide_encoding_that_is_not_found_by_itself_may_be_named(tmp_path, enco
         open_table(tmp_path / "table.csv")
     with open_table(tmp_path / "table.csv", encoding=encoding) as source:
         assert source.names == ("a", "b")
+
+
+def test_what_a_file_is_says_its_contents_and_not_its_name(tmp_path):
+    (tmp_path / "t.xls").write_text("a\tb\n1\t2\n")  # as many programs export
+    with open_table(tmp_path / "t.xls") as source:
+        assert source.names == ("a", "b")

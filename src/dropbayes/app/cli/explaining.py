@@ -327,8 +327,7 @@ def scores_of(columns: Mapping[str, NumpyArray]) -> tuple[dict[str, ScoreValue],
         rows: dict[str, Any] = {name: columns[name] for name in columns if name not in ("epistemic", "aleatoric")}
         values, constant, spread = score_values(RegressionOutcomes(**rows), also), {}, y.std(correction=0)
         if spread > 0:
-            gaussian = Mixture(y.mean().expand(1, len(y)), spread)
-            rows = RegressionOutcomes.columns(gaussian, y, ranked=slice(None))
+            rows = RegressionOutcomes.columns(Mixture(y.mean().expand(1, len(y)), spread), y, ranked=slice(None))
             constant = score_values(RegressionOutcomes(**rows), also)
     return values, {name: one.value for name, one in constant.items()}
 

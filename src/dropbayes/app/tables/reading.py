@@ -30,12 +30,13 @@ _BLOCK_BYTES = 2**20  # of a CSV file, parsed at a time; no row may be longer
 _FOREIGN: dict[bytes | tuple[bytes, ...], str] = {  # by how such files begin, in small letters and without blanks
     b"par1": "Parquet, which cannot be read from a stream; name the file instead",
     b"arrow1": "a Feather file, which is not read: save the table as CSV or Parquet",
-    b"pk\x03\x04": "an Excel workbook or a zip archive, which is not read: save the sheet as CSV",
-    b"\xd0\xcf\x11\xe0": "an Excel workbook, which is not read: save the sheet as CSV",
+    (b"pk\x03\x04", b"\xd0\xcf\x11"): "an Excel workbook or a zip archive, which is not read: save the sheet as CSV",
     b"\xfd7zxz\0": "compressed with xz, which is not read: unpack it with unxz, or compress it with gzip or zstd",
     (b"<!doctyp", b"<html"): "a web page, perhaps one that asks for a login: download the table itself",
     (b"[{", b'{"'): "JSON, which is not read: save the table as CSV or Parquet",
     b"%pdf": "a PDF, which is not read: save the table as CSV or Parquet",
+    b"sqliteformat3\0": "an SQLite database, which is not read: save the table as CSV or Parquet",
+    b"\x93numpy": "a NumPy array, which is not read: save the table as CSV or Parquet",
 }
 
 
@@ -111,8 +112,6 @@ def open_table(path: str | os.PathLike[str], *, delimiter: str | None = None, en
     if "://" in str(path):
         raise ValueError(f"{str(path)!r} is an address; download the file first.")
     path = pathlib.Path(path)
-    if path.suffix.lower() in (".xlsx", ".xls", ".xlsm", ".ods") and path.is_file():
-        raise ValueError(f"{path.name} is a spreadsheet, which is not read: save the sheet as CSV.")
     if path.is_dir():
         raise IsADirectoryError(f"{str(path)!r} is a folder; name a CSV or Parquet file in it.")
     with path.open("rb") as file:
@@ -297,6 +296,8 @@ class _CsvSource(Source):
     def _bad_byte(self, error: UnicodeDecodeError, encoding: str, *, line: int, n_before: int) -> ValueError:
         byte = f"byte {n_before + error.start + 1} (0x{error.object[error.start]:02x})"
         remedy = "name the `encoding` of the file (cp1252 is Windows' own), or save it as UTF-8"
+        if min(self._open().read(64)) < 9:
+            remedy = "the file looks like no text at all: save the table as CSV or Parquet, or name its `encoding`"
         return ValueError(f"{self.label}, line {line}: {byte} is not {encoding} text; {remedy}.")
 
     def place(self, row: int) -> str:
