@@ -155,7 +155,7 @@ def as_array(values: Any, name: str = "X") -> Any:
         values = values.astype(object).map(str, na_action="ignore") if kind.startswith("interval") else values
         if str(values.dtype) in ("object", "string"):
             return np.where(values.isna(), np.nan, values.astype(object))  # pandas.NA is neither true nor false
-    if isinstance(getattr(values, "dtype", None), np.dtype) and not values.dtype.isnative:  # Arrow has no other order
+    if getattr(getattr(values, "dtype", None), "byteorder", "=") in ("<", ">"):  # not native; Arrow has no other
         values = values.astype(values.dtype.newbyteorder("="))
     if isinstance(values, Tensor) and values.dtype == torch.bfloat16:  # NumPy has none
         values = values.float()

@@ -136,10 +136,7 @@ def called_draw(
     """The output of one draw, at module level so that a draw can be pickled with its network."""
     if args and kwargs:
         raise TypeError("a draw takes positional or named arguments, not both. Name all of them.")
-    only = args[0] if len(args) == 1 else args
-    x = kwargs or (
-        args if isinstance(only, list) or hasattr(only, "_fields") else only
-    )  # one argument of several parts
+    x = kwargs or (args[0] if len(args) == 1 else args)
     inputs, by_position = as_inputs(x, net, row_axis=sampling.row_axis), sampling.positions is not None
     seen = replace(inputs, leaves=tuple(map(_outside_transforms, inputs.leaves)))
     inspection = inspect(net, seen, sampling.ignored, positions=by_position, any_length=by_position)
