@@ -255,7 +255,18 @@ def sampled_class():
     return Noted(function, a=nn.Linear(8, 5), o=nn.Linear(5, 2)), torch.randn(64, 8)
 
 
-@pytest.mark.parametrize("make", [batch_depth, sampled_class])
+def locked():
+    def function(self, x):
+        h = torch.relu(self.a(self.d(x)))
+        if self.training:
+            h = h * h.data.new(1, h.size(1), h.size(2)).bernoulli_(0.7) / 0.7
+        return self.o(self.l(h)[0][:, -1])
+
+    parts = {"a": nn.Linear(5, 8), "d": nn.Dropout(0.1), "l": nn.LSTM(8, 8, batch_first=True), "o": nn.Linear(8, 2)}
+    return Noted(function, **parts), torch.randn(64, 4, 5)
+
+
+@pytest.mark.parametrize("make", [batch_depth, sampled_class, locked])
 def test_numbers_that_are_filled_in_and_classes_as_columns_are_mapped_over(make):
     net, x = made(make)
     assert "mapped" in db.predict(net, x, n_draws=30).method

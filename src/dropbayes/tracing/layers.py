@@ -28,8 +28,7 @@ def _attention(
     if dropout_p == 0 and not without_rule:
         return func(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
     if enable_gqa:
-        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
-        value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
+        key, value = (heads.repeat_interleave(query.shape[-3] // heads.shape[-3], -3) for heads in (key, value))
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     if dropout_p:
         fused = mode.source.attention(query, key, value, attn_mask, dropout_p, is_causal=is_causal, scale=scale)
@@ -223,6 +222,11 @@ def _read(mode: RandomMode, func: Operation, tensor: Tensor) -> Any:
 def _zeros(mode: RandomMode, func: Operation, *args: Any, **kwargs: Any) -> Tensor:
     """Zeros: what differs between members that are mapped over cannot be written into what does not."""
     return mode.source.blank(func(*args, **kwargs))
+
+
+@handles(HANDLERS, Tensor.data.__get__)  # type: ignore[attr-defined]
+def _data(mode: RandomMode, func: Operation, tensor: Tensor) -> Tensor:
+    return tensor.detach() if is_batched(tensor) else func(tensor)  # which torch.func.vmap refuses
 
 
 @handles(HANDLERS, F.one_hot)
