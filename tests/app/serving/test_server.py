@@ -393,3 +393,20 @@ def test_a_model_in_a_mounted_parent_folder_can_be_replaced(models, tmp_path):
         refit(models, tmp_path / "host" / "numbers")
         live.signal(signal.SIGHUP)
         until(lambda: live.get("/v2/models/numbers")[1]["versions"][0] != version)
+
+
+EARLY_RELOAD = """
+import os, signal
+from dropbayes.app.serving import server
+work = server._work
+def wait_and_work(*arguments):
+    os.kill(os.getpid(), signal.SIGHUP)
+    work(*arguments)
+server._work = wait_and_work
+"""
+
+
+def test_a_reload_that_is_asked_for_before_the_server_can_do_it_waits(models):
+    with live_server(models / "numbers", before=EARLY_RELOAD) as live:
+        assert live.infer(columns_request(COLUMNS))[0] == 200
+        assert live.end() == 0

@@ -66,7 +66,7 @@ class Service:
                 print(f"dropbayes: note: the model was not replaced: {error}", file=sys.stderr, flush=True)
                 continue
             self._take(model)
-            print(f"dropbayes: note: now serving version {model.version}", file=sys.stderr, flush=True)
+            print(f"dropbayes: note: now serving {model.name}, version {model.version}", file=sys.stderr, flush=True)
 
     # --- requests --------------------------------------------------------------------------------------------------
 
@@ -257,6 +257,7 @@ def application(settings: Settings, models: Iterable[ServedModel]) -> ASGIApp:
         task = asyncio.create_task(reloads())
         with contextlib.suppress(AttributeError, ValueError, RuntimeError, NotImplementedError):  # Windows, or a thread
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, wanted.set)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         yield
         task.cancel()
         await service.batches.close()

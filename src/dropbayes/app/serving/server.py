@@ -44,6 +44,8 @@ def serve(settings: Settings, *, announce: Callable[[str, ServedModel], None] = 
         raise ValueError("the model folders must have different names, by which requests name their models.")
     listener = _listener(settings.host, settings.port)
     host, port = listener.getsockname()[:2]
+    if hasattr(signal, "SIGHUP"):  # it waits until models can be reloaded; before, it would end the process
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     for model in models.values():
         announce(f"http://{f'[{host}]' if ':' in host else host}:{port}", model)
     with listener:
@@ -114,6 +116,8 @@ def _supervise(settings: Settings, listener: socket.socket) -> None:
             worker = spawn.Process(target=_work, args=(settings, listener))
             worker.start()
             workers.append(worker)
+        if hasattr(signal, "SIGHUP"):  # the workers have begun with it held, and release it themselves
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         wait([worker.sentinel for worker in workers], timeout=1)
     pass_on(signal.SIGTERM, None)
     for worker in workers:
