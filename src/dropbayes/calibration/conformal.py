@@ -369,7 +369,7 @@ def _at_most(scores: Tensor, threshold: Array | float) -> Tensor:
 def adaptive_scores(
     probabilities: Array, *, penalty: float = 0.0, free_classes: int = 1, uniform: Array | None = None
 ) -> Tensor:
-    r"""The adaptive score of every class: the probability of the classes more probable than it, and its own.
+    r"""The adaptive score of every class: the probability of those more probable (or equal and before it), and its own.
 
     $$s_c = \sum_{c':\, p_{c'} > p_c} p_{c'} + u\,p_c + \lambda\,(\mathrm{rank}_c - k)_+$$
 
