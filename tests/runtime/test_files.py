@@ -59,6 +59,14 @@ def test_a_folder_and_a_missing_folder_are_refused_by_name(tmp_path):
     assert names(tmp_path) == []
 
 
+def test_a_folder_that_cannot_be_written_to_is_refused_before_the_work(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path.resolve())
+    with pytest.raises(PermissionError, match=f"{tmp_path.name}' cannot be written to"):
+        files.check_output(tmp_path / "report.html")
+    os.mkfifo(tmp_path / "pipe")
+    files.check_output(tmp_path / "pipe")
+
+
 def test_permissions_are_kept_and_a_link_stays_a_link(tmp_path):
     (tmp_path / "real").write_text("old")
     (tmp_path / "real").chmod(0o640)

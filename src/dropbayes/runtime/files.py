@@ -23,6 +23,9 @@ def check_output(path: str | os.PathLike[str]) -> None:
         raise IsADirectoryError(f"{str(path)!r} is a folder; name a file in it.")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"the folder {str(path.parent)!r} does not exist; make it first.")
+    is_device = path.exists() and not path.is_file()  # or a pipe, which is written directly
+    if not is_device and not os.access(path.resolve().parent, os.W_OK):
+        raise PermissionError(f"the folder {str(path.parent)!r} cannot be written to; choose another.")
 
 
 def digest(path: str | os.PathLike[str]) -> str:

@@ -198,7 +198,7 @@ def _narrow(leaf: PyTree, axis: int | None, start: int, stop: int) -> PyTree:
 def as_inputs(x: PyTree, net: nn.Module | None = None, *, row_axis: RowAxis = 0) -> Inputs:
     """The network's arguments in `x`: a tensor or array, a tuple of positional ones, or a mapping of named ones.
 
-    A mapping none of whose names `net` takes is itself its argument.
+    A mapping none of whose names `net` takes, or a sequence where it takes one argument, is itself that argument.
 
     Tensors with as many entries along `row_axis` as the first tensor has are split into rows; all else is passed whole.
     A mapping or sequence gives the `row_axis` of each argument; with None, the whole input is one row.
