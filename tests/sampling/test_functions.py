@@ -110,10 +110,11 @@ def test_a_network_with_a_state_is_left_as_it_was():
 @pytest.mark.parametrize(("x", "hint"), [
     (torch.randn(4, 3, dtype=torch.float64), "pass x.to(torch.float32)"),
     (torch.randn(4, 7), "got the shape (4, 7)"),
+    ((torch.randn(4, 3), torch.randn(4, 1)), "Leave targets out of `x`"),
 ])  # fmt: skip
 def test_an_input_that_does_not_fit_is_explained_beside_the_message_of_torch(x, hint):
     net = nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.5), nn.Linear(5, 1))
-    with pytest.raises(RuntimeError) as raised:
+    with pytest.raises((RuntimeError, TypeError)) as raised:
         db.draws(net, x, n_draws=2)
     assert hint in raised.value.__notes__[0]
 

@@ -365,7 +365,7 @@ def mask_spec(profile: Profile, inputs: Inputs, *, keys: Keys, masks: str, sampl
 def _inspect_with_hints(net: nn.Module, inputs: Inputs, sampling: Sampling, trusted: bool) -> Inspection:
     try:
         return inspect(net, inputs, sampling.ignored, positions=sampling.positions is not None, trusted=trusted)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         for hint in _input_hints(net, inputs, str(error)):
             error.add_note(hint)
         raise
@@ -373,6 +373,8 @@ def _inspect_with_hints(net: nn.Module, inputs: Inputs, sampling: Sampling, trus
 
 def _input_hints(net: nn.Module, inputs: Inputs, message: str) -> list[str]:
     """Hints beyond torch's message when the input does not fit the network."""
+    if "must be Tensor, not" in message and len(inputs.leaves) > 1:
+        return [f"`x` holds {len(inputs.leaves)} entries, which `net` takes as one argument. Leave targets out of `x`."]
     weights = {parameter.dtype for parameter in net.parameters() if parameter.is_floating_point()}
     given = {tensor.dtype for tensor in inputs.tensors if tensor.is_floating_point()}
     if "dtype" in message and len(weights) == 1 and given - weights:
