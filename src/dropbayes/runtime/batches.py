@@ -39,21 +39,22 @@ def network_arguments(net: nn.Module, batch: PyTree) -> PyTree:
 
 def takes_whole(net: nn.Module, batch: Mapping[str, Any] | Sequence[PyTree]) -> bool:
     """Whether a network takes a mapping or sequence as one argument: it knows none of its names, or has one place."""
-    accepted = _parameters_of(net) or []
-    if isinstance(batch, Mapping):
+    has_names = isinstance(batch, Mapping)
+    accepted = _parameters_of(net, inside=has_names) or []  # a wrapper may have more places
+    if has_names:
         return bool(accepted) and not any(p.kind is p.VAR_KEYWORD or p.name in batch for p in accepted)
     places = [p.kind for p in accepted if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD)]
     return len(batch) > 1 and len(places) == 1 and places[0] != inspect.Parameter.VAR_POSITIONAL
 
 
-def _parameters_of(net: nn.Module) -> list[inspect.Parameter] | None:
+def _parameters_of(net: nn.Module, *, inside: bool = True) -> list[inspect.Parameter] | None:
     try:
         accepted = list(inspect.signature(net.forward).parameters.values())
     except (TypeError, ValueError):  # written in C
         return None
     inner = set(net.children())
     passes_on = [p.kind for p in accepted] == [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD]
-    return _parameters_of(inner.pop()) if passes_on and len(inner) == 1 else accepted  # a wrapper: of what it wraps
+    return _parameters_of(inner.pop()) if inside and passes_on and len(inner) == 1 else accepted  # of what it wraps
 
 
 def loaded_batches(net: nn.Module, loader: Any) -> Iterator[Any]:
