@@ -89,8 +89,9 @@ def theory_report(
     check_n_data(n_data)
     check_positive("precision", precision)
     weights = []
-    found = decays(net, prior=prior, keep_probs=keep_probs(net, x))
-    for one in (one for one in found if not is_bias(one.parameter)):
+    for one in decays(net, prior=prior, keep_probs=keep_probs(net, x)):
+        if is_bias(one.parameter):
+            continue
         p, scale, decay = one.keep_prob, float(one.length_scale), float(one.coefficient) / (2 * n_data * precision)
         reading = "flat" if scale == 0 else "Bayesian" if p < 1 else "MAP"
         weights.append(WeightReading(one.name, tuple(one.value.shape), p, scale, decay, reading))
