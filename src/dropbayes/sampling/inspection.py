@@ -71,7 +71,7 @@ class Inspection:
     flags: Flags
     owns_parameters: bool
     view: View
-    copied: bool = False  # as of its inputs
+    copied: bool = False  # a lone row was seen beside a copy of itself, as the network takes no other
     needs_autocast: bool = False
     strategies: dict[object, Any] = field(default_factory=dict)  # by the inputs of the choice
     largest_block: int = 0  # the most rows and draws at once in which a row was seen to be as it is alone

@@ -169,10 +169,10 @@ class HostDraws:
         self._before_private = [state_of(generator) for generator in self._private]
         if not self._looks:
             return self
+        _BORROWED.acquire()
         device = self._device
         of_gpu = [torch.cuda.default_generators[device.index]] if device and device.type == "cuda" else []
         self._of_gpu = [(own, own.get_state()) for own in of_gpu]
-        _BORROWED.acquire()
         self._before, self._torch = _global_states(), torch.default_generator.get_state()
         if self._named:  # away from where an earlier pass, which may seed them, has left them
             random.random(), _numpy_random().random()
