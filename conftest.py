@@ -40,7 +40,9 @@ def seeded():
     """The generators at one state: weights and rows of a test do not depend on the tests before it."""
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 - the one that networks draw from
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # `torch.manual_seed` notes the stack for every kind of device it has not
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(0)
 
 
 @pytest.fixture(autouse=True)
