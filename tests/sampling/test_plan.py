@@ -133,6 +133,41 @@ def test_running_out_of_memory_halves_the_chunk_and_changes_nothing(monkeypatch)
     torch.testing.assert_close(ours.epistemic, expected.epistemic, rtol=1e-5, atol=1e-7)
 
 
+class Short(nn.Module):
+    """A network that has memory for few rows."""
+
+    def __init__(self, most=2**31):
+        super().__init__()
+        self.hidden, self.dropout, self.out, self.most = nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 1), most
+
+    def forward(self, x):
+        if len(x) > self.most:
+            raise torch.OutOfMemoryError("too large")
+        return self.out(torch.sin(self.dropout(self.hidden(x))))
+
+
+@pytest.mark.parametrize("most", [64, 7, 4])
+@pytest.mark.parametrize("masks", ["shared", "row"])
+def test_memory_for_few_rows_of_one_draw_is_enough(most, masks):
+    net, x = made(0, Short()), torch.randn(100, 3)
+    expected = db.draws(net, x, n_draws=20, seed=1, masks=masks)
+    short = Short(most)
+    short.load_state_dict(net.state_dict())
+    torch.testing.assert_close(db.draws(short, x, n_draws=20, seed=1, masks=masks), expected)
+
+
+class HungryInTraining(Short):
+    def forward(self, x):
+        if self.training:
+            raise torch.OutOfMemoryError("too large")
+        return super().forward(x)
+
+
+def test_too_little_memory_for_a_training_branch_is_not_taken_for_a_branch_that_fails():
+    with pytest.raises(torch.OutOfMemoryError):
+        db.predict(HungryInTraining(), torch.randn(5, 3), n_draws=5)
+
+
 def test_memory_that_never_suffices_is_an_error(monkeypatch):
     def scarce(*_):
         raise torch.OutOfMemoryError("too large")

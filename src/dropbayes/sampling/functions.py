@@ -126,8 +126,7 @@ def function_draw(
     if not (hasattr(index, "__index__") and 0 <= operator.index(index) < keys.n_draws):
         raise ValueError(f"`index` must be one of the {n_draws} draws, 0 to {n_draws - 1}; got {index!r}.")
     check_choice("masks", masks, MASKS)
-    draw = range(operator.index(index), operator.index(index) + 1)
-    return functools.partial(called_draw, checked_network(net), keys, masks, sampling, draw)
+    return functools.partial(called_draw, checked_network(net), keys, masks, sampling, range(n_draws)[index:][:1])
 
 
 def called_draw(

@@ -130,8 +130,10 @@ class Inputs:
         sizes = torch.zeros(self.n_rows, 2, dtype=torch.float64, device="cpu")
         for leaf, axis in zip(self.leaves, self.axes, strict=True):
             if axis is not None and isinstance(leaf, Tensor) and leaf.numel() and not leaf.is_complex():
-                flat = leaf.detach().movedim(axis, 0).reshape(self.n_rows, -1).double().nan_to_num()
-                sizes += torch.stack([flat.mean(1), flat.abs().amax(1)], 1).cpu()
+                flat = leaf.detach().movedim(axis, 0).reshape(self.n_rows, -1)
+                for size, some in zip(sizes.split(4096), flat.split(4096), strict=True):  # a copy of all may not fit
+                    exact = some.double().nan_to_num()
+                    size += torch.stack([exact.mean(1), exact.abs().amax(1)], 1).cpu()
         return sizes
 
 

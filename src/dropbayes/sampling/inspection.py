@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import BaseTorchFunctionMode
 from torch.utils._pytree import PyTree
 
-from dropbayes.runtime.devices import autocast_dtype
+from dropbayes.runtime.devices import autocast_dtype, is_out_of_memory
 from dropbayes.sampling.inputs import Inputs, as_inputs, cloned_leaves, split
 from dropbayes.sampling.layouts import Layouts, output_layouts, row_of, site_layouts, site_names, whole_arguments
 from dropbayes.sampling.masks import named_site
@@ -440,7 +440,9 @@ def _check_faithful(prober: Prober, rows: Inputs, plain: Probe, outputs: Layouts
         leaves = cloned_leaves(rows.rows(order))
         try:
             tensors = prober(leaves, None).tensors if by_view else split(eagerly(rows.call)(net, leaves))[0]
-        except Exception:  # of an index, say, that is made of all rows
+        except Exception as error:  # of an index, say, that is made of all rows
+            if is_out_of_memory(error):
+                raise
             return False
         return _are_rows_of(tensors, order, plain, outputs, rows.n_rows, offsets)
 

@@ -335,14 +335,14 @@ def _hash_numbers(key: int | Tensor, numbers: Tensor) -> Tensor:
             state = (state ^ (state >> np.uint64(shift))) * np.uint64(multiplier)
         return torch.from_numpy((state ^ (state >> np.uint64(31))).view(np.int64))
     words = numbers * as_signed(_INCREMENT) + (as_signed(key) if isinstance(key, int) else key)
-    for shift, multiplier in _ROUNDS:
-        words = (words ^ _shift_right(words, shift)) * as_signed(multiplier)
-    return words ^ _shift_right(words, 31)
+    for shift, multiplier in _ROUNDS:  # in place: those of a long sequence's attention are gigabytes
+        words.bitwise_xor_(_shift_right(words, shift)).mul_(as_signed(multiplier))
+    return words.bitwise_xor_(_shift_right(words, 31))
 
 
 def _shift_right(words: Tensor, bits: int) -> Tensor:
     """The logical right shift: torch's shift is arithmetic."""
-    return (words >> bits) & (2 ** (64 - bits) - 1)
+    return (words >> bits).bitwise_and_(2 ** (64 - bits) - 1)
 
 
 def fold(key: int, *coordinates: int) -> int:

@@ -143,9 +143,12 @@ class Plan:
                         plan, renewed = plan._renewed(some, again=renewed), True
                     continue
                 except (MemoryError, RuntimeError) as error:
-                    if not is_out_of_memory(error) or size == 1:
+                    if not is_out_of_memory(error) or (size == 1 and (len(rows) == 1 or position > plan.draws.start)):
                         raise
-                    size = max(1, size // 2)
+                    if size == 1:
+                        plan = replace(plan, block_rows=len(rows) // 2)
+                        break
+                    size //= 2
                     continue
                 yield block
                 position = draws.stop

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
+from dropbayes.runtime.devices import is_out_of_memory
 from dropbayes.sampling.inputs import Inputs, Structure, cloned_leaves, split
 from dropbayes.tracing import NEUTRAL, AtMeans, Interception, Neutral, Recorder, SharedWrite, SiteNames, Watch, is_ours
 from dropbayes.tracing.generators import HostDraws
@@ -120,6 +121,8 @@ class Prober:
                 ) from None
             raise
         except Exception as error:
+            if is_out_of_memory(error):  # says nothing of the network
+                raise
             raise ProbeFailed(recorder, error) from error
         finally:  # past the watch, `weight.data = ...` gives a parameter other memory, and `backward` a gradient
             for p, data, gradient, learns in held:

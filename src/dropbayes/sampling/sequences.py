@@ -132,8 +132,7 @@ def _lengths(inputs: Inputs, names: tuple[str, ...]) -> list[int]:
 def form(inputs: Inputs) -> tuple[Any, ...]:
     """The form of the computation without lengths: the signature, with every sequence as one or many positions."""
     described: list[Any] = []
-    axes = sequence_axes(inputs)
-    for entry, leaf, pairs in zip(inputs.signature, inputs.leaves, axes, strict=True):
+    for entry, leaf, pairs in zip(inputs.signature, inputs.leaves, sequence_axes(inputs), strict=True):
         if isinstance(leaf, Tensor):
             position_axes = {axis for axis, _ in pairs}
             entry = (tuple(min(n, 2) if a in position_axes else n for a, n in enumerate(entry[0])), *entry[1:])
@@ -144,8 +143,7 @@ def form(inputs: Inputs) -> tuple[Any, ...]:
 def _is_filled(cache: Any) -> bool:
     """Whether a cache is non-empty: a network may then take another path."""
     for value in vars(cache).values():
-        layers = value if isinstance(value, list) else [value] if is_cache(value) else []
-        for layer in layers:
+        for layer in value if isinstance(value, list) else [value] if is_cache(value) else []:
             held = [*vars(layer).values()] if hasattr(layer, "__dict__") else []
             held += [entry for one in held if isinstance(one, dict) for entry in one.values()]
             if any(isinstance(one, Tensor) and one.numel() for one in held) or (is_cache(layer) and _is_filled(layer)):

@@ -25,28 +25,25 @@ class _Groups(ABC):
     def __init__(self) -> None:
         self.count = 0
         self._waiting: list[Tensor] = []
-        self._n_waiting = 0
 
     def add(self, draws: Tensor) -> None:
         """Adds draws `[draw, ...]`, in order."""
-        size = draws.shape[0]
-        group = _LARGE_GROUP if draws.numel() <= _LARGE_ELEMENTS * size else _SMALL_GROUP
+        group = _LARGE_GROUP if draws[0].numel() <= _LARGE_ELEMENTS else _SMALL_GROUP
         self._waiting.append(draws)
-        self._n_waiting += size
-        if self._n_waiting < group:
+        n_waiting = sum(map(len, self._waiting))
+        if n_waiting < group:
             return
         joined = self._join()
-        whole = self._n_waiting - self._n_waiting % group
+        whole = n_waiting - n_waiting % group
         for full_group in joined[:whole].split(group):
             self._count_in(full_group)
-        self._waiting = [joined[whole:]] if whole < self._n_waiting else []
-        self._n_waiting -= whole
+        self._waiting = [joined[whole:]] if whole < n_waiting else []
 
     def finish(self) -> None:
         """Adds the incomplete last group."""
         if self._waiting:
             self._count_in(self._join())
-            self._waiting, self._n_waiting = [], 0
+            self._waiting = []
 
     def _join(self) -> Tensor:
         return torch.cat(self._waiting) if len(self._waiting) > 1 else self._waiting[0]
