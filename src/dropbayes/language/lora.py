@@ -55,7 +55,7 @@ def export_adapters(
     existing = [folder / name for name in names if (folder / name).exists()]
     if existing:
         raise FileExistsError(f"`folder` must not hold draws already; {str(existing[0])!r} exists.")
-    inputs = {"input_ids": torch.arange(4)[None]} if x is None else x
+    inputs = {"input_ids": torch.arange(4, device=model.device)[None]} if x is None else x
     weights = peft.get_peft_model_state_dict(model, adapter_name=name)
     config = copy.copy(model.peft_config[name])
     config.lora_dropout, config.inference_mode = 0.0, True

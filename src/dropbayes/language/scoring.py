@@ -15,6 +15,7 @@ from torch.utils._pytree import PyTree
 from dropbayes.language.folding import FoldedDraws, generating_module
 from dropbayes.language.uncertainty import TextUncertainty, TokenUncertainty
 from dropbayes.runtime.arrays import Array, to_tensor
+from dropbayes.runtime.devices import device_of
 from dropbayes.runtime.validation import check_count
 from dropbayes.sampling import Keys, Sampling, check_sampling
 
@@ -57,6 +58,7 @@ def score(
         raise TypeError(f"`answer` must be token ids [row, token]; got {answer.shape!r}.")
     if len(answer) != work.n_rows:
         raise ValueError(f"`answer` must have a row for each of the {work.n_rows} prompts; got {len(answer)}.")
+    answer = answer.to(device_of(work.model))
     answer_mask = None if answer_mask is None else to_tensor(answer_mask, name="answer_mask").to(answer.device)
     if answer_mask is not None and (answer_mask.shape != answer.shape or bool((answer_mask.int().diff() > 0).any())):
         raise ValueError(f"`answer_mask` must be 1, then 0 after each end, shaped like `answer`; got {answer_mask!r}.")
@@ -95,7 +97,8 @@ class Texts:
         check_count("draws_at_once", n_draws if wanted is None else wanted)
         (one,) = self.folded(range(1))
         texts = {name: value for name, value in self.given.items() if self.has_encoder or name in _TEXTS}
-        arguments, _ = _whole_text(self, texts, self.given["input_ids"][:, :1], torch.ones(self.n_rows, 1))
+        first = self.given["input_ids"][:, :1]
+        arguments, _ = _whole_text(self, texts, first, torch.ones_like(first))
         return min(wanted or n_draws, n_draws) if one.is_foldable(arguments, self.n_rows) else 1
 
     @property
@@ -218,8 +221,7 @@ def tokenized(
         raise TypeError(f"`{argument}` of text needs the model's tokenizer: pass tokenizer=.")
     options |= {"padding": len(several) > 1, "padding_side": side, "return_token_type_ids": False}
     encoded = tokenizer(several, return_tensors="pt", return_attention_mask=True, **options)
-    device = next(model.parameters()).device
-    return {name: value.to(device) for name, value in encoded.items()}
+    return {name: value.to(device_of(model)) for name, value in encoded.items()}
 
 
 def decoded(tokenizer: Any, tokens: Tensor, mask: Tensor) -> list[Any] | None:
@@ -248,7 +250,7 @@ def named_inputs(argument: str, inputs: PyTree, tokenizer: Any, model: nn.Module
     ids, rule = named["input_ids"], "must be whole numbers [row, token], at least one of each"
     if ids.dim() != 2 or 0 in ids.shape or ids.is_floating_point():
         raise ValueError(f"`input_ids` {rule}; got shape {tuple(ids.shape)}.")
-    return {name: value for name, value in named.items() if torch.is_tensor(value)}
+    return {name: value.to(device_of(model)) for name, value in named.items() if torch.is_tensor(value)}
 
 
 def checked_language_model(model: Any) -> nn.Module:

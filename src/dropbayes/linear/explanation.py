@@ -205,7 +205,7 @@ def shapley(value: Callable[[Tensor], Tensor], x: Tensor, baseline: Tensor, *, c
         >>> shapley(lambda rows: rows.prod(1), torch.tensor([[2.0, 3.0]]), torch.zeros(2))
         tensor([[3., 3.]])
     """
-    columns = torch.arange(x.shape[1], device="cpu") if columns is None else columns
+    columns = torch.arange(x.shape[1], device="cpu") if columns is None else columns.cpu()
     n_columns, generator = 1 + int(columns.max()), torch.Generator("cpu").manual_seed(0)
     orders = torch.stack([torch.randperm(n_columns, generator=generator, device="cpu") for _ in range(_N_ORDERS)])
     places = torch.cat([orders, orders.flip(1)]).argsort(1)  # of each column in each order

@@ -213,7 +213,7 @@ class Advancing(Ones):
 
     def keep(self, *site: object) -> None:
         self.states.append(state_of(torch.default_generator))
-        torch.rand(1, generator=torch.default_generator)
+        torch.rand(1, generator=torch.default_generator, device="cpu")
 
     def is_fixed(self, generator: torch.Generator | None) -> bool:
         fixed = generator is not None or torch.default_generator.initial_seed() != self._seed
