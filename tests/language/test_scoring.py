@@ -75,6 +75,14 @@ def test_texts_are_what_their_tokens_are():
     assert judged.texts == ["w9 w10", "w11"]
 
 
+@pytest.mark.parametrize("name", ["gpt2", "bart"])
+def test_a_text_beside_a_longer_one_is_the_text_alone(name):
+    model, options = lively(name), {"n_draws": 3, "tokenizer": tokenizer()}
+    together = db.language.score(model, ["w5 w6 w7 w9 w12", "w8 w4"], ["w10 w11", "w13 w7"], **options)
+    alone = db.language.score(model, ["w8 w4"], ["w13 w7"], **options)
+    torch.testing.assert_close(together.draw_log_probs[:, 1:], alone.draw_log_probs, atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("mask", [[1, 0, 1], [0, 1, 1], [1, 1]])
 def test_an_answer_with_gaps_is_refused(mask):
     with pytest.raises(ValueError, match="`answer_mask` must be 1, then 0 after each end"):

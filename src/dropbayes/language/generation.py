@@ -85,7 +85,7 @@ def generate(
     Args:
         model: A causal or an encoder-decoder model of transformers with dropout; it is not changed.
         inputs: One or several texts, their token ids `[row, token]`, or the output of the tokenizer; several are
-            padded on the left.
+            padded on the left, for an encoder on the right.
         tokenizer: The model's tokenizer, for inputs of text; the result then has its texts.
         n_draws: The number of draws $T$.
         seed: Fixes every mask, and with `do_sample` every token.

@@ -237,7 +237,8 @@ def named_inputs(argument: str, inputs: PyTree, tokenizer: Any, model: nn.Module
     """The inputs by name: token ids and the other outputs of the tokenizer."""
     match inputs:
         case str() | list() | tuple():
-            return tokenized(argument, inputs, tokenizer, model, side="left")
+            side = "right" if generating_module(model).config.is_encoder_decoder else "left"  # where no token follows
+            return tokenized(argument, inputs, tokenizer, model, side=side)
         case Tensor():
             named = {"input_ids": inputs}
         case {"input_ids": Tensor()}:

@@ -148,12 +148,11 @@ class TokenUncertainty:
         names = ("log_prob", "entropy", "expected_entropy", "mutual_information", "disagreement")
         known: dict[str, Any] = {f"token_{name}": vars(self)[name] for name in names}
         whole = self.text_log_probs[..., -1].logsumexp(0) - math.log(len(self.text_log_probs))
-        by_token = self.log_prob.nansum(-1), self.entropy, self.expected_entropy
         return TextUncertainty(
             tokens=self.tokens,
             mask=self.mask,
             draw_log_probs=self.draw_log_probs,
-            product_of_expectations=_sequence(*by_token, self.mask),
+            product_of_expectations=_sequence(self.log_prob.nansum(-1), self.entropy, self.expected_entropy, self.mask),
             expectation_of_products=_sequence(whole, self.weighted_entropy, self.weighted_expected_entropy, self.mask),
             **known,
         )
