@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import dropbayes as db
-from dropbayes.language.folding import FoldedDraws, cache_bytes, filled_layers, first_rows, n_rows_of, reorder, spread
+from dropbayes.language.folding import FoldedDraws, cache_bytes, first_rows, held_tensors, n_rows_of, reorder, spread
 from dropbayes.sampling.masks import Keys
 from tests.sampling.sequence_models import VOCABULARY, sequence_model
 
@@ -49,9 +49,8 @@ def filled(n_rows, name="gpt2"):
 def test_every_draw_takes_the_rows_it_is_told(name):
     cache, before = filled(6, name), filled(6, name)
     reorder(cache, torch.tensor([2, 0, 0]), n_draws=2)
-    for (_, held), (_, old) in zip(filled_layers(cache), filled_layers(before), strict=True):
-        for one, other in zip(held, old, strict=True):
-            assert torch.equal(one, other[[2, 0, 0, 5, 3, 3]])
+    for one, other in zip(held_tensors(cache), held_tensors(before), strict=True):
+        assert torch.equal(one, other[[2, 0, 0, 5, 3, 3]])
 
 
 def test_a_layer_that_draws_share_has_its_rows_once():
@@ -64,6 +63,19 @@ def test_shared_rows_are_spread_over_the_draws():
     cache, before = filled(2), filled(2)
     spread(cache, 2, n_draws=3)
     assert torch.equal(cache.layers[1].values, before.layers[1].values.repeat(3, 1, 1, 1))
+
+
+def test_rows_are_taken_of_every_tensor_in_a_cache():
+    cache = filled(2)
+    cache.layers[0].compressed = {"keys": torch.arange(6.0).reshape(2, 3)}  # which no method of the layer knows
+    cache.beside = [torch.arange(4.0).reshape(2, 2), torch.arange(2)]
+    rows = cache.layers[0].compressed["keys"]
+    reorder(cache, torch.tensor([1, 0]), n_draws=1)
+    spread(cache, 2, n_draws=3)
+    assert torch.equal(cache.layers[0].compressed["keys"], rows[[1, 0, 1, 0, 1, 0]])
+    assert torch.equal(cache.beside[0], torch.tensor([[2.0, 3.0], [0.0, 1.0]]).repeat(3, 1))
+    assert torch.equal(cache.beside[1], torch.arange(2))  # no rows
+    assert torch.equal(first_rows(cache, 2).layers[0].compressed["keys"], rows[[1, 0]])
 
 
 def test_the_first_draws_rows_are_a_copy():

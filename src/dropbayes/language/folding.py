@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -67,7 +67,7 @@ class FoldedDraws:
     def inspection(self, arguments: dict[str, Any], n_rows: int) -> sampling.Inspection:
         """The inspection of the model for arguments of this form, on the first draw's rows."""
         self._n_rows, name = n_rows, cache_name(arguments)
-        filled = name is not None and any(filled_layers(arguments[name]))
+        filled = name is not None and bool(held_tensors(arguments[name]))
         lengths = [arguments[name].shape[1] == 1 for name in _TEXT if arguments.get(name) is not None]
         form = (tuple(sorted(n for n, v in arguments.items() if v is not None)), tuple(lengths), filled, n_rows == 1)
         if form not in self._known:
@@ -228,41 +228,36 @@ def cache_name(arguments: dict[str, Any]) -> str | None:
     return next((name for name in ("past_key_values", "cache_params") if arguments.get(name) is not None), None)
 
 
-def filled_layers(cache: Any) -> Iterator[tuple[Any, list[Tensor]]]:
-    """The layers of a cache with the tensors they hold, and of its sub-caches (for self-attention, cross-attention)."""
-    for sub_cache in filter(sampling.is_cache, vars(cache).values()):
-        yield from filled_layers(sub_cache)
-    for layer in getattr(cache, "layers", ()):
-        values = pytree.tree_leaves(vars(layer))
-        held = [value for value in values if isinstance(value, Tensor) and value.dim() > 1 and value.numel()]
-        if held:
-            yield layer, held
+def held_tensors(cache: Any) -> list[Tensor]:
+    """The tensors with rows that a cache holds: in its layers, in its sub-caches and beside them."""
+    leaves = pytree.tree_leaves(vars(cache))
+    inside = [tensor for leaf in leaves if sampling.is_cache(leaf) for tensor in held_tensors(leaf)]
+    return inside + [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > 1 and leaf.numel()]
 
 
 def cache_bytes(cache: Any) -> int:
-    return sum(tensor.numel() * tensor.element_size() for _, held in filled_layers(cache) for tensor in held)
+    return sum(tensor.numel() * tensor.element_size() for tensor in held_tensors(cache))
+
+
+def _change_rows(cache: Any, change: Callable[[Tensor], Tensor]) -> None:
+    changed = sampling.copied_cache(cache, lambda held: change(held) if held.dim() > 1 else held)
+    cache.__dict__.update(vars(changed))
 
 
 def reorder(cache: Any, rows: Tensor, n_draws: int) -> None:
     """Takes the given rows in every draw; a layer that all draws share has them once."""
     n_rows = len(rows)
     folded = torch.cat([rows + draw * n_rows for draw in range(n_draws)])
-    for layer, held in filled_layers(cache):
-        layer.reorder_cache(rows if held[0].shape[0] == n_rows else folded)
+    _change_rows(cache, lambda held: held[(rows if len(held) == n_rows else folded).to(held.device)])
 
 
 def spread(cache: Any, n_rows: int, n_draws: int) -> None:
     """Gives each draw its own rows in the layers that all draws have shared so far."""
-    for layer, held in filled_layers(cache):
-        if n_draws > 1 and held[0].shape[0] == n_rows:
-            layer.reorder_cache(torch.arange(n_rows, device=held[0].device).repeat(n_draws))
+    _change_rows(cache, lambda held: torch.cat([held] * n_draws) if len(held) == n_rows else held)
 
 
 def first_rows(cache: Any, n_rows: int) -> Any:
     """A copy of the cache with the rows of the first draw alone."""
-    copied = sampling.copied_cache(cache)
-    for layer, held in filled_layers(copied):
-        if held[0].shape[0] > n_rows:
-            layer.reorder_cache(torch.arange(n_rows, device=held[0].device))
+    copied = sampling.copied_cache(cache, lambda held: held[:n_rows].clone() if held.dim() > 1 else held.clone())
     copied.__dict__.pop("reorder_cache", None)  # bound to the original cache
     return copied

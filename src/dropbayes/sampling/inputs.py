@@ -165,9 +165,8 @@ def _select(leaf: PyTree, axis: int | None, index: Sequence[int] | Tensor) -> Py
         return leaf
     if isinstance(leaf, Tensor):
         return leaf.index_select(axis, torch.as_tensor(index, device=leaf.device))
-    chosen = copied_cache(leaf)
-    chosen.reorder_cache(torch.as_tensor(index, device="cpu"))
-    return chosen
+    # A layer's own method for beams may leave some of its tensors as they are, such as compressed keys.
+    return copied_cache(leaf, lambda held: held[torch.as_tensor(index, device=held.device)] if held.dim() > 1 else held)
 
 
 def copied_cache(leaf: PyTree, function: Callable[[Tensor], Tensor] = Tensor.clone) -> PyTree:
