@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+import transformers
 
 import dropbayes as db
-from dropbayes.language.folding import FoldedDraws, cache_bytes, first_rows, held_tensors, n_rows_of, reorder, spread
+from dropbayes.language.folding import FoldedDraws, cache_bytes, first_rows, held_tensors, reorder, spread, text_shape
 from dropbayes.sampling.masks import Keys
 from tests.sampling.sequence_models import VOCABULARY, sequence_model
 
@@ -31,10 +32,10 @@ def test_a_mask_without_rows_cannot_be_folded():
     assert folded("bart", range(1)).is_foldable(x, 2)
 
 
-def test_rows_are_counted_where_the_text_grows():
+def test_the_text_is_the_one_that_grows():
     ids = torch.ones(2, 5)
-    assert n_rows_of({"input_ids": torch.ones(3, 2), "past_key_values": None}) == 3
-    assert n_rows_of({"input_ids": None, "decoder_input_ids": ids}) == 2
+    assert text_shape({"input_ids": torch.ones(3, 2), "past_key_values": None}) == (3, 2)
+    assert text_shape({"input_ids": None, "decoder_input_ids": ids}) == (2, 5)
 
 
 def filled(n_rows, name="gpt2"):
@@ -76,6 +77,18 @@ def test_rows_are_taken_of_every_tensor_in_a_cache():
     assert torch.equal(cache.beside[0], torch.tensor([[2.0, 3.0], [0.0, 1.0]]).repeat(3, 1))
     assert torch.equal(cache.beside[1], torch.arange(2))  # no rows
     assert torch.equal(first_rows(cache, 2).layers[0].compressed["keys"], rows[[1, 0]])
+
+
+def test_a_state_outside_the_cache_is_refused_with_what_to_do_instead():
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48}
+    config = transformers.RecurrentGemmaConfig(**sizes, num_attention_heads=4, eos_token_id=None, pad_token_id=0)
+    torch.manual_seed(0)
+    model = transformers.RecurrentGemmaForCausalLM(config).eval()  # recurrent layers alone: their state is their own
+    model = db.add_dropout(model, 0.2, where=db.language.last_blocks(model, 1))
+    options = {"n_draws": 2, "max_new_tokens": 3}
+    with pytest.raises(ValueError, match=r"keeps a state outside its cache.*Pass use_cache=False"):
+        db.language.generate(model, torch.tensor([[5, 6, 7]]), **options)
+    assert db.language.generate(model, torch.tensor([[5, 6, 7]]), use_cache=False, **options).tokens.shape == (1, 3)
 
 
 def test_the_first_draws_rows_are_a_copy():

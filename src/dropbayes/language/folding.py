@@ -29,8 +29,9 @@ _TEXT = ("input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embe
 _checked: weakref.WeakKeyDictionary[nn.Module, set[Any]] = weakref.WeakKeyDictionary()
 
 
-def n_rows_of(arguments: dict[str, Any]) -> int:
-    return next(int(arguments[name].shape[0]) for name in reversed(_TEXT) if arguments.get(name) is not None)
+def text_shape(arguments: dict[str, Any]) -> tuple[int, ...]:
+    """The numbers of rows and of tokens of the text that grows."""
+    return next(tuple(arguments[name].shape[:2]) for name in reversed(_TEXT) if arguments.get(name) is not None)
 
 
 class FoldedDraws:
@@ -139,6 +140,7 @@ class DrawnModel:
         self.cache_bytes = 0
         self._caches: list[Any] = []
         self._prompt: dict[str, Any] = {}
+        self._n_tokens = 0  # of the text that was read last
         self._keyed = (first.keys, first.draws.start, self.n_draws, first.sampling)
 
     def model(self) -> Any:
@@ -153,10 +155,14 @@ class DrawnModel:
 
     def forward(self, arguments: dict[str, Any]) -> PyTree:
         """The forward pass of all draws: logits are the log of their mean distribution, or those of each draw."""
-        n_rows = n_rows_of(arguments) // (1 if self.together else self.n_draws)
+        n_rows, n_tokens = text_shape(arguments)
+        n_rows //= 1 if self.together else self.n_draws
         name = cache_name(arguments)
         cache: Any = arguments.get(name or "")
-        is_prompt = cache is not None and not any(cache is known for known in self._caches)
+        is_known = any(cache is known for known in self._caches)
+        if n_tokens <= self._n_tokens and not (is_known and held_tensors(cache)):
+            raise ValueError("`model` keeps a state outside its cache, which draws cannot share. Pass use_cache=False.")
+        self._n_tokens, is_prompt = n_tokens, cache is not None and not is_known
         if is_prompt:  # a new, empty one: of the first draws, with one more for each other chunk
             self._caches = [cache, *(sampling.copied_cache(cache) for _ in self.chunks[1:])]
             if self.together or self.n_draws > 1:
