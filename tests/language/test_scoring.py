@@ -1,7 +1,10 @@
 """Texts that exist are judged as those that were generated."""
 
+import copy
+
 import pytest
 import torch
+import transformers
 
 import dropbayes as db
 from tests.language.test_generation import OPTIONS, lively, prompts
@@ -130,3 +133,24 @@ def test_a_token_beyond_the_vocabulary_is_named_with_its_size():
     for judge in (lambda: db.language.score(model, prompts(), beyond), lambda: db.language.generate(model, beyond)):
         with pytest.raises(IndexError, match=rf"`net` must look up entries 0 to {VOCABULARY - 1} of an embedding; got"):
             judge()
+
+
+# Models that read more than the text ----------------------------------------------------------------------------------
+
+
+def test_padding_that_a_model_reads_as_text_is_refused():
+    config = copy.deepcopy(lively("bart").config)
+    model = transformers.BartForCausalLM(config).eval()  # its positions count padding
+    with pytest.raises(ValueError, match=r"`inputs` must not be padded, as row 1 is.*texts of one length at a time"):
+        db.language.generate(model, prompts(), n_draws=2, **OPTIONS)
+    alone = {name: value[:1] for name, value in prompts().items()}
+    assert db.language.generate(model, alone, n_draws=2, **OPTIONS).tokens.shape == (1, 3)
+
+
+def test_a_model_that_reads_the_tokens_after_is_refused():
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.BertConfig(vocab_size=VOCABULARY, initializer_range=0.5, **sizes)
+    torch.manual_seed(0)
+    model = transformers.BertLMHeadModel(config).eval()
+    with pytest.raises(ValueError, match=r"`model` must predict a token from those before it.*is_decoder=True"):
+        db.language.score(model, prompts(), torch.full((2, 2), 5), n_draws=2)

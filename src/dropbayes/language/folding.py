@@ -25,8 +25,8 @@ from dropbayes import sampling
 from dropbayes.tracing import Interception
 
 _TEXT = ("input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds")
-# By model, the keys for which a cached step was checked against the whole text.
-_checked: weakref.WeakKeyDictionary[nn.Module, set[Any]] = weakref.WeakKeyDictionary()
+# By model, what was checked: that a text alone is the text in a batch, and the keys of steps from a cache.
+checked: weakref.WeakKeyDictionary[nn.Module, set[Any]] = weakref.WeakKeyDictionary()
 
 
 def text_shape(arguments: dict[str, Any]) -> tuple[int, ...]:
@@ -173,9 +173,9 @@ class DrawnModel:
             for cache, chunk in zip(self._caches, self.chunks, strict=True):
                 spread(cache, n_rows, 1 if self.together else len(chunk.draws))
         n_bytes = sum(map(cache_bytes, self._caches))  # none if the model keeps no cache
-        if not is_prompt and name and n_bytes and self._keyed not in _checked.setdefault(self.net, set()):
+        if not is_prompt and name and n_bytes and self._keyed not in checked.setdefault(self.net, set()):
             self._check_step(arguments, n_rows, name, output.logits.dtype)
-            _checked[self.net].add(self._keyed)
+            checked[self.net].add(self._keyed)
         self.cache_bytes = max(self.cache_bytes, n_bytes)
         answer = self.log_probs.logsumexp(0) - math.log(self.n_draws) if self.together else self.log_probs.flatten(0, 1)
         output["logits"] = answer[:, None]

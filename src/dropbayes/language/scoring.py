@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
-from dropbayes.language.folding import FoldedDraws, generating_module
+from dropbayes.language.folding import FoldedDraws, checked, generating_module
 from dropbayes.language.uncertainty import TextUncertainty, TokenUncertainty
 from dropbayes.runtime.arrays import Array, to_tensor
 from dropbayes.runtime.devices import device_of
 from dropbayes.runtime.validation import check_count
-from dropbayes.sampling import Keys, Sampling, check_sampling
+from dropbayes.sampling import Keys, Sampling, check_sampling, equal_but_for_rounding, evaluation_output
 
 Text = str | Sequence[str] | Tensor | Mapping[str, Tensor]
 """Texts with a tokenizer, token ids `[row, token]`, or the output of the tokenizer."""
@@ -96,10 +96,14 @@ class Texts:
         n_draws = self.keys.n_draws
         check_count("draws_at_once", n_draws if wanted is None else wanted)
         (one,) = self.folded(range(1))
-        texts = {name: value for name, value in self.given.items() if self.has_encoder or name in _TEXTS}
         first = self.given["input_ids"][:, :1]
-        arguments, _ = _whole_text(self, texts, first, torch.ones_like(first))
+        arguments, _ = _whole_text(self, self.texts, first, torch.ones_like(first))
         return min(wanted or n_draws, n_draws) if one.is_foldable(arguments, self.n_rows) else 1
+
+    @property
+    def texts(self) -> dict[str, Tensor]:
+        """The inputs without those of a prompt alone, such as images."""
+        return {name: value for name, value in self.given.items() if self.has_encoder or name in _TEXTS}
 
     @property
     def has_encoder(self) -> bool:
@@ -156,7 +160,39 @@ def checked_texts(
             f"`{argument}` must be padded on the left: a text that goes on after padding is not the text. Tokenize "
             'with padding_side="left".'
         )
+    _check_reading(argument, work)
     return work
+
+
+def _check_reading(argument: str, work: Texts) -> None:
+    """Raises if the next token of a text depends on tokens after it, or on padding before it; once for each model."""
+    ids, known = work.given["input_ids"], checked.setdefault(work.model, set())
+    mask = work.given.get("attention_mask", torch.ones_like(ids)).bool()
+    row = int(mask.sum(-1).argmin())
+    padded = {name: value[row : row + 1] for name, value in work.texts.items()}
+    alone = padded if work.has_encoder else {name: value[:, mask[row]] for name, value in padded.items()}
+    is_padded = alone["input_ids"].shape != padded["input_ids"].shape
+    if is_padded in known:
+        return
+
+    def next_token(texts: dict[str, Tensor], n_after: int) -> Tensor:
+        after = alone["input_ids"][:, :1].expand(1, n_after)
+        arguments, columns = _whole_text(work, texts, after, torch.ones_like(after))
+        logits: Tensor = evaluation_output(work.model, arguments).logits[:, columns][:, 0]
+        return logits.float().log_softmax(-1).to(logits.dtype)  # a logit may be zero but for rounding
+
+    expected = next_token(alone, 1)
+    if not equal_but_for_rounding(next_token(alone, 2), expected, offsets=False):
+        raise ValueError(
+            "`model` must predict a token from those before it; this one also reads those after. Set is_decoder=True "
+            "in its configuration, or use dropbayes.function_draw."
+        )
+    if is_padded and not equal_but_for_rounding(next_token(padded, 1), expected, offsets=False):
+        raise ValueError(
+            f"`{argument}` must not be padded, as row {row} is: this model reads padding as text. Pass texts of one "
+            "length at a time."
+        )
+    known.add(is_padded)
 
 
 def _begun_by_the_start_token(begun: Tensor, config: Any) -> Tensor:
