@@ -26,6 +26,21 @@ def test_rows_of_every_draw_lie_side_by_side(name):
         torch.testing.assert_close(logits[place], function(x).logits, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("name", ["Mpt", "Bloom"])
+@torch.no_grad()
+def test_a_bias_of_heads_is_not_taken_for_rows(name):
+    sizes = {"vocab_size": VOCABULARY, "n_layers": 2, "n_heads": 4, "n_layer": 2, "n_head": 4, "d_model": 32}
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**sizes, hidden_size=32)
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    model = db.add_dropout(model, 0.2, where=db.language.last_blocks(model, 1))
+    draws, x = range(4), {"input_ids": torch.tensor([[5, 6, 7]]), "use_cache": False}
+    tied = db.Sampling(positions="tied")
+    logits = FoldedDraws(model, Keys(2, 4), draws, tied)(x, 1).logits  # as many rows in all as heads
+    functions = [db.function_draw(model, draw, n_draws=4, seed=2, sampling=tied) for draw in draws]
+    torch.testing.assert_close(logits, torch.cat([function(x).logits for function in functions]), atol=1e-5, rtol=0)
+
+
 def test_a_mask_without_rows_cannot_be_folded():
     x = {"input_ids": torch.randint(3, VOCABULARY, (2, 5)), "decoder_input_ids": torch.ones(2, 2, dtype=torch.long)}
     assert not folded("m2m_100", range(1)).is_foldable(x, 2)

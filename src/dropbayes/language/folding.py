@@ -106,6 +106,19 @@ class FoldedDraws:
         is_text = leaf.dim() > 2 or (leaf.dim() > 1 and not leaf.is_floating_point())
         return leaf[: self._n_rows] if is_whole and is_text else leaf
 
+    def _shared(self, leaf: Tensor) -> Tensor:
+        """The first of the equal parts of the draws, of one row or of one head of a row each; all else as it is.
+
+        A bias with as many heads as there are rows in all has no such parts.
+        """
+        n_draws = len(self.draws)
+        if leaf.dim() < 2 or leaf.shape[0] % (self._n_rows * n_draws):
+            return leaf
+        first = leaf[: leaf.shape[0] // n_draws]
+        repeated = torch.cat([first] * n_draws)
+        is_equal = torch.equal(leaf, repeated) or sampling.equal_but_for_rounding(leaf, repeated, offsets=False)
+        return first if is_equal else leaf
+
     def _view(self, inspection: sampling.Inspection) -> sampling.View:
         """A view of the model in which blocks before the first site run once for all draws."""
         if id(inspection) not in self._views:
@@ -123,7 +136,7 @@ class FoldedDraws:
         """A block before the first site, run on the rows of one draw."""
         if self._source.site or not self._alike or len(self.draws) == 1:
             return forward(*args, **kwargs)
-        args, kwargs = pytree.tree_map_only(Tensor, self._first_draw, (args, kwargs), is_leaf=sampling.is_cache)
+        args, kwargs = pytree.tree_map_only(Tensor, self._shared, (args, kwargs), is_leaf=sampling.is_cache)
         return pytree.tree_map_only(Tensor, self._fold, forward(*args, **kwargs), is_leaf=sampling.is_cache)
 
 
