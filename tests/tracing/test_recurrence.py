@@ -55,3 +55,20 @@ def test_gradients_are_those_of_the_fused_module():
     with Interception(Ones()):
         (ours,) = torch.autograd.grad(rnn(x)[0].square().sum(), x)
     torch.testing.assert_close(ours, expected)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_what_is_mapped_over_has_second_derivatives_and_transforms(kind):
+    torch.manual_seed(0)
+    rnn = kind(3, 5, 2, batch_first=True).double()
+    x = torch.randn(2, 4, 3, dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(rnn(x)[0].square().sum(), x, create_graph=True)
+    (expected,) = torch.autograd.grad(slope.square().sum(), x)
+    with Interception(Ones()):
+
+        def total(rows):
+            return torch.func.vmap(lambda row: rnn(row[None])[0].square().sum())(rows).sum()
+
+        torch.testing.assert_close(torch.func.grad(total)(x.detach()), slope.detach())
+        (ours,) = torch.autograd.grad(total(x), x, create_graph=True)
+        torch.testing.assert_close(torch.autograd.grad(ours.square().sum(), x)[0], expected)

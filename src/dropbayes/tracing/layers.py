@@ -112,11 +112,9 @@ class _Layer(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        with torch.enable_grad():  # run again: the fused forward stores nothing for the backward pass
-            inputs = [tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in ctx.saved_tensors]
-            outputs = _Layer.forward(ctx.flags, *inputs)
-            grads = torch.autograd.grad(outputs, inputs, grad_outputs, allow_unused=True)
-        return (None, *grads)
+        # Run again, as the fused forward stores nothing, and by a transform, which others and itself may enclose.
+        _, pull_back = torch.func.vjp(lambda *tensors: _Layer.forward(ctx.flags, *tensors), *ctx.saved_tensors)
+        return (None, *pull_back(grad_outputs))
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], flags: tuple[Any, ...], input: Tensor, *tensors: Tensor) -> PyTree:
