@@ -129,6 +129,61 @@ def test_torch_func_maps_a_draw_over_rows(make):
     torch.testing.assert_close(mapped, f(x), rtol=1e-4, atol=1e-5)
 
 
+class Halting(nn.Module):
+    """Steps until every row has halted: how many depends on the rows and on the draw."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell, self.halt, self.out = nn.GRUCell(6, 8), nn.Linear(8, 1), nn.Linear(8, 2)
+        self.dropout = nn.Dropout(0.2)
+
+    def forward(self, x):
+        state, total = x.new_zeros(len(x), 8), x.new_zeros(len(x), 1)
+        while bool((total < 0.9).any()):
+            going = (total < 0.9).float()
+            state = state + going * (self.cell(self.dropout(x), state) - state)
+            total = total + going * self.halt(state).sigmoid()
+        return self.out(state)
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_a_first_call_inside_a_transform_leaves_the_draws_as_they_are(name):
+    net, x = made(lambda: (Halting(), rows(3)))
+    expected = db.draws(made(lambda: (Halting(), rows(3)))[0], x, n_draws=5)
+    f = db.function_draw(net, 1, n_draws=5)
+    slope = TRANSFORMS[name](f, x)
+    torch.testing.assert_close(db.draws(net, x, n_draws=5), expected)
+    expected_slope = gradient(f, x)
+    torch.testing.assert_close(slope, expected_slope.sum(1) if name == "jvp" else expected_slope)
+
+
+class MergedInEvaluation(nn.Module):
+    """A low-rank adapter whose `train` and `eval` write into the layer that it adapts."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.dropout, self.merged = nn.Linear(6, 2), nn.Dropout(0.2), False
+        self.down, self.up = nn.Parameter(torch.randn(1, 6)), nn.Parameter(torch.randn(2, 1))
+
+    def train(self, mode=True):
+        super().train(mode)
+        if self.merged == mode:
+            self.layer.weight.data += (-1 if mode else 1) * self.up @ self.down
+            self.merged = not mode
+        return self
+
+    def forward(self, x):
+        return self.layer(x) if self.merged else self.layer(x) + self.dropout(x) @ self.down.T @ self.up.T
+
+
+def test_weights_that_a_mode_moves_stay_when_a_draw_is_transformed():
+    net, x = made(lambda: (MergedInEvaluation(), rows(3)))
+    f = db.function_draw(net, 1, n_draws=5)
+    with unchanged(net):
+        slope = torch.func.grad(lambda v: f(v).sum())(x)
+    torch.testing.assert_close(slope, gradient(f, x))
+
+
 # Profilers, tracers, threads, modes -----------------------------------------------------------------------------------
 
 

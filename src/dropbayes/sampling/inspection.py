@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.overrides import BaseTorchFunctionMode
 from torch.utils._pytree import PyTree
 
@@ -93,6 +94,7 @@ _inspections: weakref.WeakKeyDictionary[nn.Module, tuple[NetworkState, dict[Any,
 )
 
 
+@temporarily_clear_interpreter_stack()  # of torch.func: inside a transform, no watch sees what is written
 def inspect(
     net: nn.Module, inputs: Inputs, ignored: tuple[str, ...] = (), *, positions: bool = False,
     any_length: bool = False, trusted: bool = False,

@@ -21,6 +21,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from dropbayes.tracing.generators import is_generator
 from dropbayes.tracing.states import BUILTIN, MAX_DEPTH, PLAIN, NetworkState, cell_value, held, holds_modules, is_object
@@ -89,6 +90,7 @@ class View:
         own_parameters: Whether it has copies of the parameters, too.
     """
 
+    @temporarily_clear_interpreter_stack()  # of torch.func: inside a transform, no watch sees what is written
     def __init__(
         self, net: nn.Module, may_train: Flags | None = None, *, own_buffers: bool = True, own_parameters: bool = False
     ) -> None:
@@ -171,19 +173,17 @@ class View:
     def _assign(self, attributes: dict[str, Any], key: str, value: Any) -> None:
         """Writes into what the pass has written into, and replaces what it has replaced."""
         before = attributes.get(key)
-        replaced = before is None or self._copies.get(id(before)) is not value
-        if replaced:
-            attributes[key] = _detach(value)
-        elif isinstance(before, Tensor):
-            if storage(before) not in self._parameter_memory:
+        written = before if self._copies.get(id(before)) is value else None
+        if isinstance(written, Tensor):
+            if storage(written) not in self._parameter_memory:
                 with torch.no_grad():
-                    before.copy_(value)
-        elif isinstance(before, np.ndarray):
-            before[...] = value
-        elif isinstance(before, bytearray):
-            before[:] = value
-        elif is_object(before):
-            _hold(before, *map(_detach, held(value)))
+                    written.copy_(value)
+        elif isinstance(written, np.ndarray):
+            written[...] = value
+        elif isinstance(written, bytearray):
+            written[:] = value
+        elif is_object(written):
+            _hold(written, *map(_detach, held(value)))
         else:
             attributes[key] = _detach(value)
 
