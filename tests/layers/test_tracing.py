@@ -10,6 +10,7 @@ from dropbayes.layers import BernoulliNoise, Conv2d, Embedding, Linear, Prior, k
 from dropbayes.layers.conversion import add_dropout
 from dropbayes.layers.recurrent import LSTM
 from dropbayes.processes import theory_report
+from dropbayes.sampling import sites
 
 
 class Shared(nn.Module):
@@ -77,6 +78,23 @@ def test_a_mask_passes_a_nonlinearity_that_is_zero_at_zero(function):
     assert keep_probs(net, torch.randn(2, 2)) == {"0.weight": 1.0, "3.weight": 0.8}
     report = theory_report(net, torch.randn(2, 2), Prior(), 10)
     assert report.is_variational and [w.reading for w in report.weights] == ["MAP", "Bayesian"]
+
+
+@pytest.mark.parametrize(
+    "between",
+    [nn.ReflectionPad2d(1), nn.ZeroPad2d(1), nn.Upsample(scale_factor=2, mode="bilinear"), nn.PixelShuffle(1)],
+    ids=lambda module: type(module).__name__,
+)
+def test_a_mask_of_channels_passes_padding_and_interpolation(between):
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Dropout2d(0.2), between, nn.Conv2d(4, 2, 2))
+    x = torch.randn(2, 1, 6, 6)
+    assert keep_probs(net, x) == {"0.weight": 1.0, "3.weight": 0.8}
+    assert [site.before for site in sites(net, x)] == ["3"]
+
+
+def test_a_convolution_that_pads_by_reflection_has_the_dropout_before_it():
+    net = add_dropout(nn.Sequential(nn.Conv2d(2, 2, 3, padding=1, padding_mode="reflect")), 0.25)
+    assert keep_probs(net, torch.randn(2, 2, 6, 6)) == {"0.weight": 0.75}
 
 
 def test_a_mask_of_channels_passes_maximum_pooling_and_none_passes_a_sigmoid():

@@ -28,7 +28,7 @@ PASSES_MASK: Operations = SHAPES | {
     F.softsign, F.hardtanh, F.prelu, F.tanhshrink, F.softshrink, F.hardshrink, torch.sin, Tensor.sin, torch.erf,
     Tensor.erf, F.tanh, torch.tanh, Tensor.tanh, F.max_pool1d, F.max_pool2d, F.max_pool3d, F.adaptive_max_pool1d,
     F.adaptive_max_pool2d, F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, F.adaptive_avg_pool1d, F.adaptive_avg_pool2d,
-    torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, Tensor.mul_,
+    torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, Tensor.mul_, F.pad, F.interpolate, F.pixel_shuffle,
 }  # fmt: skip
 """Operations that leave a dropped unit at zero, as a non-linearity with σ(0) = 0 does [GG16, section 5.1]."""
 
