@@ -224,7 +224,7 @@ def test_cascade_on_digits_reaches_the_large_network_at_under_half_its_cost(digi
     probabilities, uncertainty = cheap(x[held_out])
     losses = [(p.argmax(-1) != y[held_out]).double() for p in (probabilities, costly(x[held_out]))]
     frontier = decisions.cascade_frontier(uncertainty, *losses, **costs)
-    for tolerance in (-1.0, float("nan")):
+    for tolerance in (-1.0, float("nan"), "low"):
         with pytest.raises(ValueError, match="`tolerance` must be zero or more"):
             frontier.cheapest_within(tolerance)
     point = frontier.cheapest_within(0.0025)

@@ -54,7 +54,7 @@ def test_the_classes_of_an_output_of_three_axes_are_asked_for():
     assert torch.equal(same.mean, last.mean)
 
 
-@pytest.mark.parametrize("class_axis", [0, 2, -2, -3])
+@pytest.mark.parametrize("class_axis", [0, 2, -2, -3, "last"])
 def test_a_class_axis_outside_the_output_is_refused(class_axis):
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
     with pytest.raises(ValueError, match="`class_axis` must be an axis after the rows"):

@@ -198,7 +198,7 @@ class CascadeFrontier:
 
         The point is selected on these rows: on new rows its loss is similar, without a guarantee.
         """
-        if not tolerance >= 0:
+        if not (hasattr(tolerance, "__float__") and tolerance >= 0):
             raise ValueError(f"`tolerance` must be zero or more; got {tolerance!r}.")
         good = (self.loss <= self.loss[-1] + tolerance + 1e-12).nonzero().squeeze(1)
         return self[int(good[self.cost[good].argmin()])]

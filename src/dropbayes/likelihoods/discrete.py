@@ -35,9 +35,9 @@ class Categorical(ClassLikelihood):
                 "[row, class, length], as in torch's losses; Categorical(class_axis=-1) for [row, token, class]."
             )
         axis = min(1, n_axes - 1) if axis is None else axis
-        if n_axes > 1 and (not -n_axes <= axis < n_axes or axis % n_axes == 0):
+        if n_axes > 1 and (not hasattr(axis, "__index__") or not -n_axes <= axis < n_axes or axis % n_axes == 0):
             raise ValueError(
-                f"`class_axis` must be an axis after the rows of an output of {n_axes} axes; got {self.class_axis}."
+                f"`class_axis` must be an axis after the rows of an output of {n_axes} axes; got {self.class_axis!r}."
             )
         return replace(self, class_axis=axis - n_axes if axis >= 0 else axis)
 

@@ -121,7 +121,7 @@ def tune_dropout(
         raise ValueError(f'`per` must be "network", or, with outcomes `y`, "layer" or "unit"; got {per!r}.')
     if not hasattr(drop_probs, "__len__") or not len(drop_probs) or not all(0 < p < 1 for p in drop_probs):
         raise ValueError(f"`drop_probs` must hold probabilities in (0, 1); got {drop_probs!r}.")
-    if tolerance is not None and (per != "network" or not tolerance >= 0):
+    if tolerance is not None and (per != "network" or not (hasattr(tolerance, "__float__") and tolerance >= 0)):
         raise ValueError(f'`tolerance` must be zero or more nats, for per="network"; got {tolerance!r}, {per!r}.')
     held = HeldOut(net, x, y, likelihood)
     has_dropout = where is None and any(site.is_random for site in sites(net, held.inputs, sampling=sampling))
