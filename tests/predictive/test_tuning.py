@@ -246,6 +246,7 @@ def test_when_no_probability_is_within_the_tolerance_it_says_so():
     [
         ({"tolerance": -1, "per": "network"}, "`tolerance` must be"),
         ({"tolerance": 1}, "`tolerance` must be"),
+        ({"tolerance": "low", "per": "network"}, "`tolerance` must be"),
         ({"drop_probs": [1.0]}, "`drop_probs` must hold"),
         ({"drop_probs": 0.1}, r"`drop_probs` must hold probabilities in \(0, 1\); got 0.1"),
         ({"per": "head"}, "`per` must be"),
@@ -411,3 +412,11 @@ def test_a_text_of_padding_is_refused():
         text_densities(
             torch.zeros(1, 1, 2), {"input_ids": torch.zeros(1, 3).long(), "attention_mask": torch.tensor([[0, 1, 0]])}
         )
+
+
+def test_a_network_inside_another_that_distributes_it_is_tuned():
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 1)), torch.randn(30, 2)
+    y = torch.randn(30, 1)
+    ours, plain = (tune_dropout(one, x, y, per="network", n_draws=4) for one in (nn.DataParallel(net), net))
+    assert ours.tried == plain.tried and ours.drop_probs == plain.drop_probs

@@ -298,7 +298,7 @@ def settable_drop_probs(net: nn.Module, sites: Iterable[Site]) -> dict[str, floa
     found: dict[str, float] = {}
     for site in sites:
         rate = site.drop_prob if site.is_random and "alpha" not in site.kind else None  # whose mean depends on it
-        if rate is not None and any(_holders(net.get_submodule(site.path), rate)):
+        if rate is not None and any(_holders(checked_network(net).get_submodule(site.path), rate)):
             found[site.path] = rate
     if not found:
         raise ValueError(
@@ -312,7 +312,7 @@ def with_drop_probs(net: nn.Module, present: Mapping[str, float], drop_probs: Ra
     """A copy of the network with other drop probabilities in place of the present ones; `copy` as in `add_dropout`."""
     net = _copied(net, weights=copy)
     for path, rate in drop_probs.items():
-        module, alike = net.get_submodule(path), 0.0 if isinstance(rate, Tensor) else rate
+        module, alike = checked_network(net).get_submodule(path), 0.0 if isinstance(rate, Tensor) else rate
         for owner, name in _holders(module, present[path]):
             setattr(owner, name, alike)
         if isinstance(rate, Tensor):
