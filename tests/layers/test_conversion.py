@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, prune
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import dropbayes
@@ -438,3 +438,16 @@ def test_what_is_no_ordinary_module_is_refused():
     for net, name in ((scripted, r"\(network\)"), (nn.Sequential(nn.Linear(2, 2), scripted), "1")):
         with pytest.raises(TypeError, match=f"`net` must be an ordinary module: {name} is scripted or traced"):
             add_dropout(net)
+
+
+@pytest.mark.parametrize("copied", [True, False], ids=["copied", "shared"])
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+@pytest.mark.parametrize("compute", [nn.utils.weight_norm, lambda layer: prune.l1_unstructured(layer, "weight", 0.5)])
+def test_weights_that_an_earlier_pass_computed_are_copied(compute, copied):
+    torch.manual_seed(0)
+    net, x = nn.Sequential(compute(nn.Linear(4, 8)), nn.ReLU(), nn.Linear(8, 2)).eval(), torch.randn(3, 4)
+    expected = net(x)  # with derivatives, of which torch makes no deep copy
+    bayesian = add_dropout(net, 0.2, copy=copied)
+    torch.testing.assert_close(bayesian(x), expected)
+    assert [site.drop_prob for site in sites(bayesian, x)] == [0.2, 0.2]
+    assert all((a is b) != copied for a, b in zip(bayesian.parameters(), net.parameters(), strict=True))

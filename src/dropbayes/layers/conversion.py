@@ -211,7 +211,10 @@ def add_dropout(
 def _copied(net: nn.Module, *, weights: bool) -> nn.Module:
     """A copy of the network: of its weights too, or over the same parameters and buffers."""
     shared = () if weights else itertools.chain(net.parameters(), net.buffers())
-    return deepcopy(net, {id(tensor): tensor for tensor in shared})
+    held = (value for module in net.modules() for value in vars(module).values())
+    # Computed by an earlier pass (weight_norm, prune), which torch does not copy; the next pass computes it again.
+    computed = (value for value in held if torch.is_tensor(value) and value.grad_fn is not None)
+    return deepcopy(net, {id(t): t for t in shared} | {id(t): t.detach() for t in computed})
 
 
 def _warn_of_layers(layers: list[tuple[str, nn.Module]], drop_prob: float, row_axis: int | None) -> None:
