@@ -376,3 +376,15 @@ def test_a_short_length_scale_fits_high_frequencies_that_a_long_one_leaves_out()
         )
         explained.append(1 - ((net.eval()(x) - y).square().mean() / y.square().mean()).item())
     assert explained[0] > 0.8 and explained[1] < 0.4
+
+
+def test_targets_of_numpy_and_lists_are_those_of_a_tensor():
+    net, x = nn.Sequential(nn.Dropout(0.1), nn.Linear(3, 1)).eval(), torch.ones(4, 3)
+    y = torch.arange(4.0)[:, None]
+    losses = [
+        negative_elbo(net, net(x), one, likelihood=Gaussian(1.0), prior=Prior(), n_data=10).item()
+        for one in (y, y.numpy(), y.tolist())
+    ]
+    assert losses == pytest.approx([losses[0]] * 3)
+    with pytest.raises(TypeError, match="`y` must be a tensor or an array of numbers"):
+        negative_elbo(net, net(x), "abc", likelihood=Gaussian(1.0), prior=Prior(), n_data=10)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from dropbayes.layers import Bernoulli, Prior, decays, input_layers, kl_from_density, kl_is_weight_decay, weight_layers
 from dropbayes.layers.family import in_full_precision
 from dropbayes.likelihoods import Likelihood
+from dropbayes.runtime.arrays import Array, to_tensor
 from dropbayes.runtime.validation import check_n_data, check_type
 
 
@@ -81,7 +82,7 @@ def divergence_of(net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, floa
 def negative_elbo(
     net: nn.Module,
     output: Tensor,
-    y: Tensor,
+    y: Array,
     *,
     likelihood: Likelihood,
     prior: Prior,
@@ -137,6 +138,7 @@ def negative_elbo(
     """
     check_n_data(n_data)
     check_type("likelihood", likelihood, Likelihood, "say what the output means, as Gaussian(1.0) does")
+    y = to_tensor(y, name="y").to(output.device)
     if len(y) > n_data:
         raise ValueError(f"`n_data` must count the whole training set; got {n_data!r} for {len(y)} rows of `y`.")
     misfit = row_misfit(likelihood, output, y, alpha=alpha).mean()
