@@ -184,6 +184,36 @@ def test_weights_that_a_mode_moves_stay_when_a_draw_is_transformed():
     torch.testing.assert_close(slope, gradient(f, x))
 
 
+class DropsInside(torch.autograd.Function):
+    """Dropout in the forward of an autograd.Function, whose operations a transform of torch.func hides."""
+
+    @staticmethod
+    def forward(x):
+        mask = (torch.rand_like(x) >= 0.3).to(x) / 0.7
+        return x * mask, mask
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(output[1])
+
+    @staticmethod
+    def backward(ctx, slope, _):
+        return slope * ctx.saved_tensors[0]
+
+
+def test_sites_that_a_transform_hides_are_refused():
+    drop = network(lambda self, x: DropsInside.apply(x)[0] if self.training else x)
+    net, x = made(lambda: (nn.Sequential(nn.Linear(6, 8), drop, nn.Tanh(), nn.Linear(8, 2)), rows(3)))
+    f = db.function_draw(net, 1, n_draws=5)
+    torch.testing.assert_close(f(x), db.draws(net, x, n_draws=5)[1])
+    with (
+        torch.random.fork_rng(),
+        pytest.raises(ValueError, match="Differentiate a draw by torch"),
+    ):
+        torch.func.grad(lambda v: f(v).sum())(x)
+    assert gradient(f, x).any()
+
+
 # Profilers, tracers, threads, modes -----------------------------------------------------------------------------------
 
 

@@ -145,10 +145,10 @@ def called_draw(
         return _one_draw(inspection, inputs, seen, spec, draw)
     except (NetworkChanged, UnsupportedStrategy) as changed:
         forget(net)
-        if any(map(is_cache, inputs.leaves)):  # already written into
-            raise ValueError(
-                f"`net` met other sites than when it was inspected ({changed}). Call it again with a new cache."
-            ) from None
+        transformed = any(map(operator.is_not, seen.leaves, inputs.leaves))  # which hides an autograd.Function's sites
+        if transformed or any(map(is_cache, inputs.leaves)):  # already written into
+            remedy = "Differentiate a draw by torch.autograd" if transformed else "Call it again with a new cache"
+            raise ValueError(f"`net` met other sites than when it was inspected ({changed}). {remedy}.") from None
         spec = replace(spec, profile=replace(spec.profile, by_name=True))
         return _by_strategy(inspection, inputs, spec, draw, ONE_BY_ONE)
 

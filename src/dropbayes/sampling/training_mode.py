@@ -41,8 +41,7 @@ def training_probe(prober: Prober, rows: Inputs, plain: Probe) -> tuple[Probe, F
             return full, flags
     classes = sorted({type(m) for n, m in prober.net.named_modules() if flags(n, m)}, key=lambda cls: cls.__name__)
     dropping = {cls for cls in classes if _only_drops(prober, rows, cls, plain)}
-    in_evaluation = frozenset(classes) - dropping
-    flags = training_flags(prober.ignored, in_evaluation)
+    flags = training_flags(prober.ignored, in_evaluation=frozenset(classes) - dropping)
     chosen = prober(rows.leaves, flags) if dropping else plain
     if not chosen.fits(plain):
         raise ValueError(f"`net` gives an output of another form in training: {_describe(chosen)}.")
