@@ -9,6 +9,7 @@ from scipy.stats import ks_2samp
 from dropbayes.app.report import measurements, report
 from dropbayes.app.report.features import Feature, features_of, importances, segments, shifts
 from dropbayes.estimators.columns.dates import date_inputs
+from dropbayes.runtime.formatting import printable_name
 from tests.app.report.pages import Page, class_rows, regression_rows
 
 
@@ -78,6 +79,35 @@ def test_the_values_of_features_are_those_people_know():
     assert city.values.tolist() == ["Oslo", "Rome", "(missing)"]
     assert size.is_number
     np.testing.assert_array_equal(size.values, [3.0, np.nan, 5.0])
+
+
+def test_names_and_texts_may_hold_what_marks_the_inputs_of_a_category():
+    x = np.array(
+        [[1.0, 0.0, 0.0, 2020.5, 0.0, 1.0], [0.0, 1.0, 0.0, 2021.5, 1.0, 0.0], [0.0, 0.0, 1.0, 2022.5, 0.0, 1.0]]
+    )
+    names = [
+        "rule = a = 1",
+        "rule = b = 1",
+        "rule = it is missing",
+        "k = v: year",
+        "k = v: season sin",
+        "k = v: season cos",
+    ]
+    rule, date = features_of(x, names, {"rule": (0, 1, 2), "k = v": (3, 4, 5)})
+    assert rule.values.tolist() == ["a = 1", "b = 1", "it is missing"]
+    assert date.is_date and date.values.tolist() == [2020.5, 2021.5, 2022.5]
+
+
+def test_long_names_that_begin_alike_are_features_of_their_own(regressor):
+    x, y = regression_rows(60, seed=5)
+    first, second = (f"{'a question of a survey ' * 5}{number}" for number in (1, 2))
+    names = [f"{first} = yes", f"{first} = no", second]
+    ranges, answers = {first: (-np.inf, np.inf), second: (9.0, 10.0)}, {first: ["yes"] * 60, second: ["?"] * 60}
+    groups = {first: [0, 1], second: [2]}
+    page = Page(report(regressor, x, y, target="t", names=names, features=groups, ranges=ranges, columns=answers))
+    assert page.column("feature")[:2] == [printable_name(first)] * 2
+    assert page.column("here")[1] in ("yes", "no")  # after the number, which is the most shifted
+    assert page.column("outside the training range") == ["100 %", "0 %"]
 
 
 def test_segments_are_quarters_and_count_every_row(regressor):

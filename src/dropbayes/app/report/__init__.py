@@ -74,7 +74,8 @@ def report(
     labels = inputs.input_names(model, names, rows.shape[1])
     if band_feature is not None:
         check_count("band_feature", band_feature, at_least=0, at_most=rows.shape[1] - 1)
-    shown, groups = inputs.shown_columns(columns or {}, len(rows)), inputs.feature_groups(features, rows.shape[1])
+    shown = inputs.shown_columns(columns or {}, len(rows))
+    inputs.check_groups(features, rows.shape[1])
     known = None
     if training is not None:
         trained = inputs.input_rows(view, training[0], "training")
@@ -86,12 +87,12 @@ def report(
         target=printable_name(target),
         columns=list(zip(labels, rows.T.tolist(), strict=True)) if columns is None else shown,
         provenance=provenance or {},
-        names=labels,
+        names=list(map(printable_name, labels)),
         band_feature=band_feature,
         training=known,
         unknown=None if unknown is None else inputs.input_rows(view, unknown, "unknown"),
-        features=[one.with_labels(dict(shown)) for one in features_of(rows, labels, groups, known and known[0])],
-        ranges={printable_name(label): ends for label, ends in (ranges or {}).items()},
+        features=[one.with_labels(dict(shown)) for one in features_of(rows, labels, features, known and known[0])],
+        ranges=ranges or {},
         numbers=None if numbers is None else row_values("numbers", numbers, n_rows=len(rows)).numpy(),
     )
     page = page_context(arguments)

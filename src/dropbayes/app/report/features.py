@@ -39,13 +39,18 @@ class Feature:
     labels: Mapping[float, str] = field(default_factory=dict)  # texts of some of the numbers, such as yes and no
 
     @property
+    def title(self) -> str:
+        """Its name as the page shows it; long names may then be alike."""
+        return printable_name(self.name)
+
+    @property
     def is_number(self) -> bool:
         return self.values.dtype.kind == "f"
 
     def text(self, value: float | str) -> str:
         """A value of the feature as a reader of the table knows it."""
         if not self.is_number:
-            return str(value)
+            return printable_name(value)
         value = float(value)
         if math.isnan(value):
             return "(missing)"
@@ -73,7 +78,7 @@ class Feature:
             present = values[np.isfinite(values)]
             return self.text(np.median(present)) if len(present) else "–"
         names, counts = np.unique(values.astype(str), return_counts=True)
-        return str(names[counts.argmax()])
+        return self.text(names[counts.argmax()])
 
     def parts(self) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
         """The rows with some of its values and those values in words: quarters of a number, else the commonest."""
@@ -97,22 +102,22 @@ def features_of(
 ) -> list[Feature]:
     """The features of the inputs `[row, input]`, from the inputs that each became; by default every input is one.
 
-    The names of a category's inputs end in " = " and its text, that of a flag in " is missing", and that of the first
-    of a date in ": year".
+    The inputs of a category are called by its name, " = " and a text, its flag by its name and " is missing", and the
+    first of a date by its name and ": year"; all of it may occur in a name or a text, too.
     """
 
-    def values(x: Numbers, columns: Sequence[int]) -> NumpyArray:
-        flags = [k for k in columns if names[k].endswith(" is missing") and len(columns) > 1]
-        levels = [k for k in columns if " = " in names[k] and k not in flags]
+    def values(x: Numbers, name: str, columns: Sequence[int]) -> NumpyArray:
+        flags = [k for k in columns[1:] if names[k] == f"{name} is missing"]
+        levels = [k for k in columns if names[k].startswith(f"{name} = ")]
         if len(levels) < 2:
             return np.where(x[:, flags].any(1), np.nan, x[:, columns[0]].astype(float))
-        texts = np.array([names[k].rpartition(" = ")[2] for k in levels], dtype=object)
+        texts = np.array([names[k].removeprefix(f"{name} = ") for k in levels], dtype=object)
         return np.where(x[:, levels].any(1), texts[x[:, levels].argmax(1)], "(missing)").astype(object)
 
     features = []
     for name, columns in (groups or {name: (k,) for k, name in enumerate(names)}).items():
-        known = None if training is None else values(training, columns)
-        features.append(Feature(name, tuple(columns), values(x, columns), names[columns[0]] == f"{name}: year", known))
+        here, known = values(x, name, columns), None if training is None else values(training, name, columns)
+        features.append(Feature(name, tuple(columns), here, names[columns[0]] == f"{name}: year", known))
     return features
 
 
@@ -177,7 +182,7 @@ def segments(measured: Measured, features: Sequence[Feature]) -> list[Segment]:
             error = math.sqrt(inner.var(ddof=1) / n + outer.var(ddof=1) / max(len(outer), 2))
             excess = float(inner.mean() - outer.mean()) / max(error, 1e-300)
             gap, chance = float(surprise[inside].mean()), math.sqrt(max(float(variance[inside].sum()), 1e-12)) / n
-            result.append(Segment(feature.name, values, n, float(inner.mean()), excess, gap, gap / chance))
+            result.append(Segment(feature.title, values, n, float(inner.mean()), excess, gap, gap / chance))
     return result
 
 
@@ -187,11 +192,11 @@ class ImportanceTable:
     def __init__(self, ranked: Sequence[Importance]) -> None:
         greatest = max(ranked[0].rise, 1e-300)
         self.rows = [
-            [one.feature.name, score_text(one.rise, one.error), f"{100 * max(one.rise, 0.0) / greatest:.0f} %"]
+            [one.feature.title, score_text(one.rise, one.error), f"{100 * max(one.rise, 0.0) / greatest:.0f} %"]
             for one in ranked[:MAX_FEATURES]
         ]
         self.n_left = len(ranked) - len(self.rows)
-        self.first = next((one.feature.name for one in ranked if one.rise > 2 * one.error), "")  # beyond chance
+        self.first = next((one.feature.title for one in ranked if one.rise > 2 * one.error), "")  # beyond chance
 
 
 class SegmentTable:
@@ -236,12 +241,12 @@ def _shift(feature: Feature, low: float, high: float) -> Shift:
     after = feature.typical(values)
     if trained is None:
         outside = ((values < low) | (values > high)).mean() if feature.is_number else 0.0
-        return Shift(feature.name, "", after, float(outside))
+        return Shift(feature.title, "", after, float(outside))
     before = feature.typical(trained)
     if feature.is_number:
         one, other = (side[np.isfinite(side)] for side in (trained, values))
         if not len(one) or not len(other):
-            return Shift(feature.name, before, after)
+            return Shift(feature.title, before, after)
         test = scipy.stats.ks_2samp(one, other, method="asymp")
         distance, p_value = float(test.statistic), float(test.pvalue)
         outside = float(((values < one.min()) | (values > one.max())).mean())
@@ -253,7 +258,7 @@ def _shift(feature: Feature, low: float, high: float) -> Shift:
         distance = float(np.abs(shares[0] - shares[1]).sum() / 2)
         p_value = float(scipy.stats.chi2_contingency(counts).pvalue) if len(levels) > 1 else 1.0
         outside = float(shares[1][counts[0] == 0].sum())
-    return Shift(feature.name, before, after, outside, distance, p_value)
+    return Shift(feature.title, before, after, outside, distance, p_value)
 
 
 class ShiftTable:

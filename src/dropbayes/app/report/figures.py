@@ -78,7 +78,7 @@ def _band_along(x: Numbers, feature: int, inputs: ReportInputs, measured: Regres
     date = next((one for one in inputs.features if one.is_date and one.columns[0] == feature), None)
     years = svg.round_ticks(*ends)
     days = None if date is None or all(t == round(t) for t in years) else [(t, date.text(t)) for t in years]
-    x_axis = Axis(*ends, inputs.names[feature] if date is None else date.name, ticks=days)
+    x_axis = Axis(*ends, inputs.names[feature] if date is None else date.title, ticks=days)
     # No thousands marks: a number may be a year.
     places = [date.text(p) if date else f"{p:.6g}".replace("-", "−") for p in band]
     facts = _widening(band, places, outer[1] - outer[0], *(where for where, _ in known))

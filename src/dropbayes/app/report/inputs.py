@@ -11,15 +11,14 @@ import numpy as np
 from dropbayes.app.report.features import Feature
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
 from dropbayes.runtime.arrays import Array, Numbers, NumpyArray
-from dropbayes.runtime.formatting import printable_name
-from dropbayes.runtime.validation import finite_tensor, row_values
+from dropbayes.runtime.validation import finite_tensor, quote, row_values
 
 Model = DropoutRegressor | DropoutClassifier
 
 
 @dataclass(frozen=True, eq=False)
 class ReportInputs:
-    """The arguments of `report`, with names made safe to display and the classes of outcomes as numbers."""
+    """The arguments of `report`, with the classes of outcomes as numbers; names are made safe where they are shown."""
 
     model: Any
     x: Numbers
@@ -32,7 +31,7 @@ class ReportInputs:
     training: tuple[Numbers, NumpyArray] | None
     unknown: Numbers | None
     features: list[Feature]
-    ranges: dict[str, tuple[float, float]]
+    ranges: Mapping[str, tuple[float, float]]
     numbers: Numbers | None
 
 
@@ -80,17 +79,13 @@ def input_names(model: Model, names: Sequence[str] | None, n_inputs: int) -> lis
         return [f"feature {k + 1}" for k in range(n_inputs)]
     if len(known) != n_inputs:
         raise ValueError(f"`names` must name each of the {n_inputs} columns of `x`; got {len(known)}.")
-    return [printable_name(label) for label in known]
+    return list(map(str, known))
 
 
-def feature_groups(features: Mapping[str, Sequence[int]] | None, n_inputs: int) -> dict[str, list[int]] | None:
-    """The inputs of each feature, by its name; None if every input is one."""
-    if features is None:
-        return None
-    groups = {printable_name(label): [int(column) for column in columns] for label, columns in features.items()}
-    if sorted(column for columns in groups.values() for column in columns) != list(range(n_inputs)):
+def check_groups(features: Mapping[str, Sequence[int]] | None, n_inputs: int) -> None:
+    """Raises ValueError unless each input belongs to one feature; without features, each input is one."""
+    if features is not None and sorted(k for columns in features.values() for k in columns) != list(range(n_inputs)):
         raise ValueError(f"`features` must share out the {n_inputs} columns of `x`, each to one feature.")
-    return groups
 
 
 def shown_columns(columns: Mapping[str, Sequence[object]], n_rows: int) -> list[tuple[str, Sequence[object]]]:
@@ -99,7 +94,6 @@ def shown_columns(columns: Mapping[str, Sequence[object]], n_rows: int) -> list[
         # As a list: a pandas series would take a row number for a label of its index.
         cells = values.tolist() if hasattr(values, "tolist") else list(values)
         if len(cells) != n_rows:
-            name = str(label)[:80]
-            raise ValueError(f"`columns` must have one value for each of the {n_rows} rows; {name!r} has {len(cells)}.")
-        shown.append((printable_name(label, max_length=40), cells))
+            raise ValueError(f"`columns` must have one value per row ({n_rows}); {quote(label)} has {len(cells)}.")
+        shown.append((str(label), cells))
     return shown

@@ -32,7 +32,7 @@ def page_context(inputs: ReportInputs) -> dict[str, object]:
     moved = shifts(features, inputs.ranges)
     outside = {one.name for one in moved if one.outside > 0.5}
     # A date of which most rows lie outside the training range, unless the model was fitted along it.
-    dates = [one.name for one in features if one.is_date and inputs.band_feature not in one.columns]
+    dates = [one.title for one in features if one.is_date and inputs.band_feature not in one.columns]
     late = next((name for name in dates if name in outside), "")
     in_series = inputs.band_feature is not None and bool((np.diff(x[:, inputs.band_feature]) >= 0).all())
     measured = measure(model, x, y, in_series=in_series)
@@ -85,7 +85,7 @@ class UncertainTable:
         share = [f"{100 * part:.0f} %" for part in parts[top]]
         order = {name: place for place, name in enumerate(ranked)}
         shown = [
-            (label, [values[k] for k in top])
+            (printable_name(label, max_length=40), [values[k] for k in top])
             for label, values in sorted(inputs.columns, key=lambda column: order.get(column[0], len(order)))[:4]
         ]
         ranks = (percentile_text(percentiles[k]).replace("percentile ", "") for k in top)

@@ -121,7 +121,7 @@ def advice(
     faults = {"few": kind == "few", "better": better, "useless": measured.useless, "late": late}
     fault = next((fault for fault, is_found in faults.items() if is_found), "")
     if not fault and not measured.has_classes:
-        numbers = {"the prediction": measured.mean} | {one.name: one.values for one in features if one.is_number}
+        numbers = {"the prediction": measured.mean} | {one.title: one.values for one in features if one.is_number}
         if feature := uneven_width(measured.pit, numbers):
             fault = "skew" if skewed else "constant noise" if noise == "constant" else "noise"
     if not fault and kind != "calibrated":
