@@ -8,6 +8,7 @@ from scipy.stats import ks_2samp
 
 from dropbayes.app.report import measurements, report
 from dropbayes.app.report.features import Feature, features_of, importances, segments, shifts
+from dropbayes.estimators import DropoutRegressor
 from dropbayes.estimators.columns.dates import date_inputs
 from dropbayes.runtime.formatting import printable_name
 from tests.app.report.pages import Page, class_rows, regression_rows
@@ -96,6 +97,15 @@ def test_names_and_texts_may_hold_what_marks_the_inputs_of_a_category():
     rule, date = features_of(x, names, {"rule": (0, 1, 2), "k = v": (3, 4, 5)})
     assert rule.values.tolist() == ["a = 1", "b = 1", "it is missing"]
     assert date.is_date and date.values.tolist() == [2020.5, 2021.5, 2022.5]
+
+
+def test_rows_far_beyond_the_targets_are_noted_once():
+    x = np.linspace(-2, 2, 40)[:, None]
+    model = DropoutRegressor(drop_prob=0.05, weight_decay=1e-4, n_steps=20, n_networks=1, noise="constant")
+    model.set_params(random_state=0).fit(x, x[:, 0])
+    with warnings.catch_warnings(record=True, action="always") as noted:
+        report(model, 1e4 * x, x[:, 0], target="t")
+    assert len([one for one in noted if "predicted further beyond the targets" in str(one.message)]) == 1
 
 
 def test_long_names_that_begin_alike_are_features_of_their_own(regressor):

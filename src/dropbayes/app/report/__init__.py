@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from dropbayes.app.report import inputs
 from dropbayes.app.report.features import features_of
 from dropbayes.app.report.layout import environment
+from dropbayes.app.report.measurements import measure
 from dropbayes.app.report.sections import page_context
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
 from dropbayes.runtime.arrays import Array
@@ -95,5 +99,8 @@ def report(
         ranges=ranges or {},
         numbers=None if numbers is None else row_values("numbers", numbers, n_rows=len(rows)).numpy(),
     )
-    page = page_context(arguments)
-    return environment.get_template("page.html").render(page, title=printable_name(title, max_length=160)) + "\n"
+    in_series = band_feature is not None and bool((np.diff(rows[:, band_feature]) >= 0).all())
+    measured = measure(view, rows, arguments.y, in_series=in_series)
+    with warnings.catch_warnings(action="ignore"):  # what follows predicts these rows again, and some that nobody has
+        page = page_context(arguments, measured)
+        return environment.get_template("page.html").render(page, title=printable_name(title, max_length=160)) + "\n"

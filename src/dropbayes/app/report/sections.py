@@ -16,7 +16,7 @@ from dropbayes.app.report import figures, summary
 from dropbayes.app.report.features import SHUFFLED_ROWS, ImportanceTable, SegmentTable, ShiftTable, importances, shifts
 from dropbayes.app.report.inputs import ReportInputs
 from dropbayes.app.report.layout import Column
-from dropbayes.app.report.measurements import Classification, Measured, measure
+from dropbayes.app.report.measurements import Classification, Measured
 from dropbayes.plots import percentile_text
 from dropbayes.predictive import draw_mean
 from dropbayes.predictive.agreement import MIN_ROWS
@@ -26,7 +26,7 @@ from dropbayes.runtime.formatting import count, fixed_point, number, percent, pr
 from dropbayes.scores import class_log_likelihood
 
 
-def page_context(inputs: ReportInputs) -> dict[str, object]:
+def page_context(inputs: ReportInputs, measured: Measured) -> dict[str, object]:
     """What the template of the page reads: the measurements, and what is made of them."""
     model, x, y, training, features = inputs.model, inputs.x, inputs.y, inputs.training, inputs.features
     moved = shifts(features, inputs.ranges)
@@ -34,8 +34,6 @@ def page_context(inputs: ReportInputs) -> dict[str, object]:
     # A date of which most rows lie outside the training range, unless the model was fitted along it.
     dates = [one.title for one in features if one.is_date and inputs.band_feature not in one.columns]
     late = next((name for name in dates if name in outside), "")
-    in_series = inputs.band_feature is not None and bool((np.diff(x[:, inputs.band_feature]) >= 0).all())
-    measured = measure(model, x, y, in_series=in_series)
     learned = {} if measured.has_classes else {"noise": model.noise, "transform": model.transform_.name}
     beside = summary.baselines(measured, x, training)
     ranked = importances(model, x, y, features)
