@@ -134,11 +134,11 @@ def test_several_texts_are_sampled_for_each_prompt():
 
 
 def test_sampling_is_fixed_by_the_seed_and_leaves_torchs_generator_alone():
+    model = lively("gpt2")
     torch.manual_seed(7)
     before = torch.random.get_rng_state()
     one, same, other = (
-        db.language.generate(lively("gpt2"), prompts(), n_draws=2, seed=seed, do_sample=True, **OPTIONS)
-        for seed in (1, 1, 2)
+        db.language.generate(model, prompts(), n_draws=2, seed=seed, do_sample=True, **OPTIONS) for seed in (1, 1, 2)
     )
     assert torch.equal(one.sequences, same.sequences) and not torch.equal(one.sequences, other.sequences)
     assert torch.equal(before, torch.random.get_rng_state())
