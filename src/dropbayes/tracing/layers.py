@@ -34,16 +34,16 @@ def _attention(
         fused = mode.source.attention(query, key, value, attn_mask, dropout_p, is_causal=is_causal, scale=scale)
         if fused is not None:
             return fused
-    scores = (query * scale) @ key.transpose(-2, -1)
+    weights = (query * scale) @ key.transpose(-2, -1)  # one name: of a long text, two would not fit
     # 0 for a query that sees no key, as in torch's attention: only a mask of the network's own hides them all.
     softmax = torch.softmax if attn_mask is None else torch._safe_softmax
     if is_causal:
-        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+        attn_mask = torch.ones(weights.shape[-2:], dtype=torch.bool, device=query.device).tril()
     if attn_mask is not None and attn_mask.dtype == torch.bool:
-        scores = scores.masked_fill(~attn_mask, -math.inf)
+        weights = weights.masked_fill(~attn_mask, -math.inf)
     elif attn_mask is not None:
-        scores = scores + attn_mask
-    weights = softmax(scores, -1)
+        weights = weights + attn_mask
+    weights = softmax(weights, -1)
     if dropout_p:
         weights = mode.source.dropout("attention", weights, dropout_p, tuple(weights.shape), False)
     return weights.to(value.dtype) @ value
