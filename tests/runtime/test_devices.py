@@ -1,5 +1,6 @@
 """Which device is used, and what capturing a CUDA graph leaves unchanged."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -190,3 +191,15 @@ def test_another_default_device_changes_nothing(name):
         patch.setitem(globals(), "perceptron", lambda: net)
         found = ON_THE_CPU[name]()
     torch.testing.assert_close(torch.as_tensor(found), torch.as_tensor(expected), rtol=0, atol=0)
+
+
+@needs_cuda
+@pytest.mark.parametrize("kind", [db.DropoutRegressor, db.DropoutClassifier])
+def test_an_estimator_trained_on_a_gpu_predicts_the_bits_that_it_has_when_loaded(kind, tmp_path):
+    x = np.random.default_rng(0).normal(size=(80, 2))
+    y = x[:, 0] if kind is db.DropoutRegressor else x[:, 0] > 0
+    model = kind(device="cuda", n_steps=20, warm_start=True, random_state=0)
+    for learn in (model.fit, model.fit, model.partial_fit):  # anew, from the weights it has, and from more rows
+        learn(x, y)
+        model.save(tmp_path / "model")
+        assert np.array_equal(kind.load(tmp_path / "model").predict(x), model.predict(x))

@@ -183,9 +183,10 @@ class DropoutEstimator(Parameters, Ensemble):
             # Also where all networks learn what a process leaves: nobody knows how smooth a gap is, which they rely on.
             plain = next((member for member in members if not member.offset), members[0])
             members.append(replace(plain, offset=False, task=len(tasks) - 1, seed=self.seed_ + 999))
-        trained = train_in_jobs(tasks, members, **self._settings(len(x), progress))
+        # On the CPU they predict the same as when they are loaded, and hardly slower: the networks are small.
+        trained = train_in_jobs(tasks, members, **self._settings(len(x), progress)).cpu()
         index = torch.arange(len(members)) % len(choice.selection)
-        trained = replace(trained, precision=choice.precision[index].to(trained.device) * trained.y_scale**-2)
+        trained = replace(trained, precision=choice.precision[index].cpu() * trained.y_scale**-2)
         return select(trained, range(n_networks)), select(trained, range(n_networks, len(members)))
 
     @property
@@ -216,7 +217,7 @@ class DropoutEstimator(Parameters, Ensemble):
         members = [replace(m, epochs=epochs, seed=self.seed_ + i) for i, m in enumerate(start.members)]
         settings = self._settings(len(x)) | {"schedule": schedule, "hidden": self.hidden_}
         tasks = [Task(x, targets, weight) for targets in self._task_targets(x, y)]
-        trained = train_in_jobs(tasks, members, start=start, **settings)
+        trained = train_in_jobs(tasks, members, start=start, **settings).cpu()
         self.population_ = replace(trained, precision=start.precision)
         self._refuse_divergence()
 
@@ -246,7 +247,7 @@ class DropoutEstimator(Parameters, Ensemble):
             grid, _ = self._grid(len(x))
             member = replace(grid[len(grid) // 2], task=0, epochs=1)
             members = [replace(member, seed=self.seed_ + i) for i in range(self._n_networks(len(x)))]
-            self.population_ = train_in_jobs([Task(x, y, weight)], members, **self._settings(len(x)))
+            self.population_ = train_in_jobs([Task(x, y, weight)], members, **self._settings(len(x))).cpu()
             self.rows_tested_ = 1
             self._refuse_divergence()
             return

@@ -70,7 +70,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         n_draws: The number of draws (the paper's T) per prediction and network.
         warm_start: Whether another call of `fit` continues from the current weights, without a search.
         n_jobs: The number of workers of the search, as in joblib; the model does not depend on it.
-        device: "auto" (CUDA where there is one), "cpu", "cuda" ...
+        device: To train on: "auto" (CUDA where there is one), "cpu", "cuda" ... Predictions are made on the CPU.
         random_state: The seed of all randomness, an integer for reproducible results.
         verbose: Whether to show progress in a terminal.
 

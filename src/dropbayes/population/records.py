@@ -94,6 +94,10 @@ class Population:
     def device(self) -> torch.device:
         return self.weights[0].device
 
+    def cpu(self) -> Population:
+        """The same networks on the CPU."""
+        return Population(**tree_map_only(Tensor, Tensor.cpu, vars(self)))
+
 
 # The tensors of a population with one entry per member, except weights and biases.
 STACKED = ("drop_prob", "precision", "x_mean", "x_scale", "y_mean", "y_scale", "diverged")
