@@ -196,6 +196,30 @@ def test_too_few_outcomes_are_refused():
         tune_dropout(nn.Linear(2, 1), torch.randn(20, 2), torch.randn(19, 1))
 
 
+@pytest.mark.parametrize(
+    ("likelihood", "y", "message"),
+    [
+        (db.Bernoulli(), 2.0, "`y` must hold 0 and 1 for Bernoulli; got values from 2 to 2"),
+        (db.Poisson(), -1.0, "`y` must hold counts .* got -1"),
+        (db.Categorical(), 3, "`y` must hold class labels from 0 to 2"),
+    ],
+)
+def test_outcomes_that_the_likelihood_cannot_have_are_refused(likelihood, y, message):
+    net = nn.Sequential(nn.Dropout(0.1), nn.Linear(2, 3))
+    with pytest.raises(ValueError, match=message):
+        tune_dropout(
+            net, torch.randn(20, 2), torch.full((20,) if isinstance(y, int) else (20, 3), y), likelihood=likelihood
+        )
+
+
+def test_outputs_that_move_in_few_directions_are_tuned():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 15), nn.Unflatten(1, (5, 3)))
+    x = torch.randn(37, 3) * torch.logspace(-1, 1, 37)[:, None]  # some rows move far more than their mean
+    tuning = tune_dropout(net, x, torch.randint(3, (37, 5)), likelihood=db.Categorical(class_axis=-1), n_draws=5)
+    assert tuning.log_likelihood >= tuning.plain_log_likelihood
+
+
 # One rate for the whole network ---------------------------------------------------------------------------------------
 
 

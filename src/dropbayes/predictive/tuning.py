@@ -55,17 +55,16 @@ class Tuning(Printed):
         """The log-likelihood of what was tried, and the rates."""
         tried = {f"drop_prob {p:g}": value for p, value in self.tried.items()} or {"tuned": self.log_likelihood}
         scores = {"without dropout": self.plain_log_likelihood, **tried}
-        rates = {}  # of a whole network all are the same
-        for name, rate in self.drop_probs.items():
+        notes = list[str]()
+        for name, rate in list(self.drop_probs.items())[: 1 if self.tried else None]:  # of a network all are the same
             text = f"{rate.min():.3g} to {rate.max():.3g}" if isinstance(rate, Tensor) else f"{rate:.3g}"
-            rates["chosen" if self.tried else name or "(network)"] = text
-        notes = [f"{name}: drop_prob {text}" for name, text in rates.items()]
-        notes.append(f"gain: {self.gain:+.4f} ± {self.standard_error:.4f}")
+            notes.append(f"{'chosen' if self.tried else name or '(network)'}: drop_prob {text}")
+        gain = f"gain: {self.gain:+.4f} ± {self.standard_error:.4f}"
         return Table(
             f"held-out log-likelihood, nats per {'row' if self.likelihood else 'token'}",
             [(name, f"{value:.4f}") for name, value in scores.items()],
             align="<>",
-            notes=notes if rates else ["no drop probabilities were good enough"],
+            notes=[*notes, gain] if notes else ["no drop probabilities were good enough"],
         )
 
 
@@ -171,6 +170,7 @@ class HeldOut:
         if y is not None:
             self.y, observed = checked_targets(y, self.plain, likelihood)
             self.likelihood = Gaussian(1.0) if observed is None else observed
+            self.likelihood.check(self.plain, self.y)
             if len(self.y) < 6:
                 raise ValueError(f"`y` must have the outcomes of at least 6 rows; got {len(self.y)}.")
 
@@ -261,7 +261,7 @@ class Parts:
             # The last one has the sites whose rates stay as they are.
             found: dict[str | None, Any] = dict.fromkeys(settings, 0) | {None: self.mean.new_zeros(1, *shape[1:])}
             for site, slope in linear.slopes():
-                path = None
+                path, slope = None, slope.double()  # single precision may leave a covariance of low rank indefinite
                 if site.drop_prob is not None and site.drop_prob == settings.get(site.path):
                     path, slope = site.path, slope * ((1 - site.drop_prob) / site.drop_prob) ** 0.5
                 form = "kru,lru->urkl" if per_unit and path is not None else "kru,lru->rkl"
