@@ -101,6 +101,9 @@ def test_outcomes_of_another_shape_are_refused():
         check(trained(), x, y[:10])
     with pytest.raises(ValueError, match="`y` must have the shape"):
         check(trained(), x, torch.cat([y, y], 1))
+    net = nn.Sequential(nn.Dropout(0.5), nn.Linear(2, 6), nn.Unflatten(1, (2, 3)))
+    with pytest.raises(ValueError, match=r"`y` must have the shape \(20, 2, 3\) .* got \(20, 3, 2\)"):
+        check(net, torch.randn(20, 2), torch.randn(20, 3, 2))  # as many numbers, in other places
 
 
 def test_the_linear_method_is_compared_where_there_are_derivatives():

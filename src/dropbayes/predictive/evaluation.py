@@ -301,7 +301,7 @@ def checked_targets(y: Array, output: Tensor, likelihood: Likelihood | None) -> 
     if isinstance(likelihood, ClassLikelihood):
         return targets, likelihood
     mean = output if likelihood is None else likelihood.mean(output)
-    if targets.numel() != mean.numel():
+    if [n for n in targets.shape if n > 1] != [n for n in mean.shape if n > 1]:  # axes of length 1 may be left out
         raise ValueError(
             f"`y` must have the shape {tuple(mean.shape)} of the network's output; got {tuple(targets.shape)}."
         )
