@@ -3,7 +3,9 @@
 import copy
 import inspect
 import math
+import random
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -25,6 +27,25 @@ def test_a_run_depends_on_its_seed_and_leaves_the_callers_randomness_alone():
         runs.append(net[0].weight.detach().clone())
     assert torch.equal(runs[0], runs[1])
     assert not torch.equal(runs[0], runs[2])
+
+
+def test_a_network_that_draws_from_python_and_numpy_repeats_its_run_and_is_resumed(tmp_path):
+    class Jittered(nn.Sequential):
+        def forward(self, x):
+            return super().forward(x + 0.1 * random.random() + 0.1 * float(np.random.randn()))
+
+    def weights(epochs, checkpoint=None):
+        before = random.getstate(), np.random.get_state()[1:3]
+        net = Jittered(*network())
+        fit(net, *toy(), likelihood=db.Gaussian(4.0), epochs=epochs, checkpoint=checkpoint, device="cpu")
+        after = random.getstate(), np.random.get_state()[1:3]
+        assert before[0] == after[0] and np.array_equal(before[1][0], after[1][0]) and before[1][1] == after[1][1]
+        return net[0].weight
+
+    once = weights(4)
+    random.random(), np.random.rand()
+    weights(2, tmp_path / "run")
+    assert torch.equal(once, weights(4)) and torch.equal(once, weights(4, tmp_path / "run"))
 
 
 def test_early_stopping_returns_to_the_best_held_out_epoch():

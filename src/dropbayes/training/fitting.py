@@ -19,6 +19,7 @@ from dropbayes.likelihoods import Gaussian, Likelihood
 from dropbayes.runtime.devices import available_device
 from dropbayes.runtime.progress import ProgressBar
 from dropbayes.runtime.validation import Array, check_count, check_type
+from dropbayes.tracing.generators import keyed_generators, seed_generators
 from dropbayes.training import checkpoints
 from dropbayes.training.checkpoints import Checkpoint, History, Run
 from dropbayes.training.objective import Objective, divergence_of
@@ -78,7 +79,7 @@ def fit(
         batch_size: The number of rows of a mini-batch, M; a DataLoader has its own.
         checkpoint: A file to write after every epoch and to resume from; `Checkpoint(path, every=10)` writes less
             often. One of another run (other network, initial weights, data, seed ...) or of a longer one is refused;
-            of a dataset that is no TensorDataset, type and length are compared.
+            of a dataset that is no TensorDataset, type and length are compared. Generators in `net` are not saved.
         callbacks: Functions called with a `Progress` after every epoch; one that returns True stops the training.
         device: "auto" (CUDA where there is one), "cpu", "cuda" ...
         seed: The seed of batches and masks.
@@ -166,11 +167,11 @@ def fit(
 
 @contextlib.contextmanager
 def _on_device(net: nn.Module, device: torch.device) -> Iterator[None]:
-    """Moves the network to the device; its own device and modes, and the caller's random state, are restored."""
+    """Moves the network to the device; it and the global generators, for which other runs wait, are then restored."""
     home, modes = next(net.parameters()).device, [(module, module.training) for module in net.modules()]
     net.to(device)
     try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        with keyed_generators(None), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             yield
     finally:
         net.to(home)
@@ -237,6 +238,7 @@ def _check_finite(net: nn.Module, before: dict[str, Tensor], loss: float, epoch:
 def _seed(device: torch.device, *key: int) -> None:
     """Seeds the generators in use; `torch.manual_seed` is slower, since it also queries unused devices."""
     seed = int(np.random.SeedSequence(key).generate_state(1, np.uint32)[0])
+    seed_generators(seed)  # Python's and NumPy's too, which a network or a dataset may use
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.default_generators[device.index or torch.cuda.current_device()].manual_seed(seed)
