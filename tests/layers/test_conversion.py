@@ -184,6 +184,33 @@ def test_every_weight_matrix_of_a_recurrent_layer_is_dropped(make, setting):
     assert set(keep_probs(again, x).values()) == {0.8}
 
 
+class NamedLSTM(nn.LSTM):
+    """A subclass without code of its own."""
+
+
+class ScaledLSTM(nn.LSTM):
+    def forward(self, x, state=None):
+        return super().forward(2 * x, state)
+
+
+class ScaledAttention(nn.MultiheadAttention):
+    def forward(self, x):
+        return super().forward(2 * x, x, x)
+
+
+def test_a_subclass_of_a_recurrent_layer_is_dropped_where_it_runs_the_code_of_its_base():
+    x = torch.randn(5, 5, 3)
+    assert set(keep_probs(add_dropout(NamedLSTM(3, 4), 0.3), x).values()) == {0.7}
+
+
+@pytest.mark.parametrize("layer", [ScaledLSTM(4, 4), ScaledAttention(4, 2)], ids=["LSTM", "attention"])
+def test_a_subclass_with_code_of_its_own_keeps_it_and_is_named(layer):
+    x = torch.randn(5, 5, 4)
+    with pytest.warns(UserWarning, match="^0 are left as they are"):
+        bayesian = add_dropout(nn.Sequential(layer), 0.3).eval()
+    torch.testing.assert_close(bayesian(x)[0], layer.eval()(x)[0], rtol=0, atol=0)
+
+
 def test_a_projecting_lstm_is_dropped_before_its_projection_too():
     layer = nn.LSTM(3, 5, proj_size=2).double().eval()
     bayesian, x = add_dropout(layer, 0.3), torch.randn(4, 2, 3).double()

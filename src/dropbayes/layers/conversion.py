@@ -29,9 +29,10 @@ from dropbayes.tracing.views import check_unscripted, checked_network
 Rates = Mapping[str, float | Tensor]
 """The drop probability of each module, or of each unit of its input, by the name of the module."""
 
-# The layers that get masks of their own for a whole sequence, and the namesakes they become.
-_RECURRENT: dict[type[nn.Module], type[nn.Module]] = {
-    getattr(nn, name): getattr(recurrent, name) for name in ("LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell")
+# The code of the layers that get masks of their own for a whole sequence, and the namesakes that stand in for it.
+_RECURRENT: dict[Callable[..., object], type[nn.Module]] = {
+    getattr(nn, kind).forward: getattr(recurrent, kind)
+    for kind in ("LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell")
 }
 
 
@@ -231,7 +232,7 @@ def _warn_of_layers(layers: list[tuple[str, nn.Module]], drop_prob: float, row_a
     _warn(
         [name for name in undropped if ".lora_A." not in name],
         "are left as they are: an nn.EmbeddingBag looks up and sums in one operation, and a module that multiplies by "
-        "matrices in its own code hides their inputs (make them nn.Linear).",
+        "matrices in its own code, or around that of its base class, hides their inputs (make them nn.Linear).",
     )
     counts = ((name, getattr(layer, "in_features", getattr(layer, "in_channels", None))) for name, layer in layers)
     _warn(
@@ -254,11 +255,12 @@ def _made_here(layer: nn.Module) -> bool:
 
 
 def _attach(layer: Any, drop_prob: float, units: hooks.Units, row_axis: int) -> None:
-    if isinstance(layer, nn.MultiheadAttention):
+    code = type(layer).forward  # a subclass that has its own keeps it, without dropout
+    if code in (nn.MultiheadAttention.forward, DroppedAttention.forward):
         layer.__class__ = DroppedAttention
-        layer.drop_prob, layer.units = drop_prob, units  # type: ignore[assignment]
-    elif type(layer) in _RECURRENT or _has_added_masks(layer):
-        layer.__class__ = _RECURRENT.get(type(layer), type(layer))
+        layer.drop_prob, layer.units = drop_prob, units
+    elif code in _RECURRENT or _has_added_masks(layer):
+        layer.__class__ = _RECURRENT.get(code, type(layer))
         layer.dropout, layer.has_added_masks = 0.0, True
         layer.set_drop_probs(drop_prob)
     elif not structure.states_keep_probs(layer) and not isinstance(layer, nn.EmbeddingBag):
