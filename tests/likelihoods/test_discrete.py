@@ -123,6 +123,12 @@ def test_logits_are_refused_as_probabilities():
             likelihood.check(torch.tensor([[2.0, -3.0]]))
 
 
+def test_probabilities_that_are_linear_in_the_masks_are_sent_to_sampling():
+    net = softmax_network()
+    with pytest.raises(ValueError, match='use method="sampling"'):
+        db.predict(net, 30 * torch.randn(40, 3), likelihood=Categorical(probabilities=True), method="linear")
+
+
 def test_logits_are_not_taken_for_probabilities(recwarn):
     db.predict(softmax_network()[:-1], torch.randn(40, 3), likelihood=Categorical())
     db.predict(softmax_network()[:-1], torch.randn(40, 3), likelihood=Bernoulli())

@@ -152,7 +152,7 @@ def _check_link(likelihood: Categorical | Bernoulli, link: str, rule: str, holds
     if likelihood.probabilities and not holds:
         raise ValueError(
             f"`likelihood` {name}(probabilities=True) needs outputs that {rule}; the network's do not. Use {name}() "
-            "for logits."
+            'for logits; of probabilities the linear approximation may leave that range: use method="sampling".'
         )
 
 
