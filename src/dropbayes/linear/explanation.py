@@ -169,7 +169,7 @@ def explain(
     if names and (by_feature is None or len(names) != by_feature[0].numel()):
         raise ValueError(f"`names` must name each feature of a table; got {len(names)} names.")
     by_unit = tuple(_without_row_axis(site, shares) for site, shares in units)
-    found = Explanation(tuple(site for site, _ in units), by_unit, by_position, by_feature, tuple(names))
+    found = Explanation(tuple(site for site, _ in units), by_unit, by_position, by_feature, tuple(map(str, names)))
     if not bool(found.variance.isfinite().all()):
         raise ValueError(NOT_FINITE)
     return found
