@@ -272,6 +272,7 @@ def test_when_no_probability_is_within_the_tolerance_it_says_so():
         ({"tolerance": 1}, "`tolerance` must be"),
         ({"tolerance": "low", "per": "network"}, "`tolerance` must be"),
         ({"drop_probs": [1.0]}, "`drop_probs` must hold"),
+        ({"drop_probs": ["low"]}, r"`drop_probs` must hold probabilities in \(0, 1\); got \['low'\]"),
         ({"drop_probs": 0.1}, r"`drop_probs` must hold probabilities in \(0, 1\); got 0.1"),
         ({"per": "head"}, "`per` must be"),
     ],

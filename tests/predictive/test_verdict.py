@@ -106,6 +106,11 @@ def test_outcomes_of_another_shape_are_refused():
         check(net, torch.randn(20, 2), torch.randn(20, 3, 2))  # as many numbers, in other places
 
 
+def test_what_is_no_list_of_networks_is_refused():
+    with pytest.raises(TypeError, match="`members` must be a list of networks"):
+        check(trained(), *numbers(20), members=trained())
+
+
 def test_the_linear_method_is_compared_where_there_are_derivatives():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 1))

@@ -155,6 +155,17 @@ def test_what_is_no_likelihood_and_no_alpha_is_refused_by_name(likelihood):
         negative_elbo(net, net(x), y, likelihood=Gaussian(1.0), alpha="one", **options)
 
 
+def test_what_is_no_network_output_or_mapping_is_refused_by_name():
+    net, x, y = net_and_data(outputs=1)
+    options = {"likelihood": Gaussian(1.0), "prior": PRIOR, "n_data": 100}
+    with pytest.raises(TypeError, match="`net` must be the network that gave `output`; got 'net'"):
+        negative_elbo("net", net(x), y, **options)
+    with pytest.raises(TypeError, match="`output` must be the network's output, a tensor"):
+        negative_elbo(net, (net(x),), y, **options)
+    with pytest.raises(TypeError, match=r"`keep_probs` must be a mapping .* got \[0.5\]"):
+        negative_elbo(net, net(x), y, keep_probs=[0.5], **options)
+
+
 def test_every_row_has_a_mask_of_its_own():
     net = nn.Sequential(nn.Dropout(0.5), nn.Linear(20, 1, bias=False)).to(DTYPE)
     assert net(torch.ones(50, 20, dtype=DTYPE)).unique().numel() > 40

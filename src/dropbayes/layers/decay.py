@@ -71,6 +71,7 @@ def decays(net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, float] | No
     """Every parameter of `net` whose KL is a weight decay; a tied one once, with its smallest keep probability."""
     check_modules(net)
     check_type("prior", prior, Prior, "be a record Prior(...)")
+    check_type("keep_probs", keep_probs, (Mapping, type(None)), "be a mapping from names to probabilities")
     given = dict(keep_probs or {})
     layers = dict(structure.weight_layers(net))
     if given or prior.per_layer:

@@ -118,7 +118,8 @@ def tune_dropout(
     per = per or ("network" if y is None else "layer")
     if per not in ("network", "layer", "unit") or (y is None and per != "network"):
         raise ValueError(f'`per` must be "network", or, with outcomes `y`, "layer" or "unit"; got {per!r}.')
-    if not hasattr(drop_probs, "__len__") or not len(drop_probs) or not all(0 < p < 1 for p in drop_probs):
+    probabilities = drop_probs if hasattr(drop_probs, "__len__") else ()
+    if not len(probabilities) or not all(hasattr(p, "__float__") and 0 < p < 1 for p in probabilities):
         raise ValueError(f"`drop_probs` must hold probabilities in (0, 1); got {drop_probs!r}.")
     if tolerance is not None and (per != "network" or not (hasattr(tolerance, "__float__") and tolerance >= 0)):
         raise ValueError(f'`tolerance` must be zero or more nats, for per="network"; got {tolerance!r}, {per!r}.')

@@ -16,6 +16,7 @@ from dropbayes.linear import LinearCheck, check_linear
 from dropbayes.predictive.evaluation import checked_targets, score_draws
 from dropbayes.predictive.scoring import COVERAGE_LEVELS, ClassOutcomes, RegressionOutcomes, core_scores, risk_curve
 from dropbayes.runtime.formatting import Printed, Table, count
+from dropbayes.runtime.validation import check_type
 from dropbayes.sampling import draws, evaluation_output, sites
 from dropbayes.scores import RiskCoverage
 from dropbayes.scores.averages import standard_error, weighted_mean
@@ -149,6 +150,7 @@ def check(
         >>> 0.85 < verdict.coverage[0.95] <= 1
         True
     """
+    check_type("members", members, Sequence, "be a list of networks")
     network_sites = sites(net, x)
     plain, *outputs = (output_tensor(evaluation_output(one, x)) for one in (net, *members))
     sampled = output_tensor(draws(net, x, n_draws=n_draws, seed=seed, masks="row"))

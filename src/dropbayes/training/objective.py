@@ -138,6 +138,8 @@ def negative_elbo(
     """
     check_n_data(n_data)
     check_type("likelihood", likelihood, Likelihood, "say what the output means, as Gaussian(1.0) does")
+    check_type("net", net, nn.Module, "be the network that gave `output`")
+    check_type("output", output, Tensor, "be the network's output, a tensor")
     y = to_tensor(y, name="y").to(output.device)
     if len(y) > n_data:
         raise ValueError(f"`n_data` must count the whole training set; got {n_data!r} for {len(y)} rows of `y`.")
