@@ -1,5 +1,6 @@
 """A model as it is served: the columns it knows, the version of its folder, and the outputs of the command line."""
 
+import asyncio
 import pathlib
 
 import numpy as np
@@ -10,6 +11,7 @@ pytest.importorskip("msgspec", reason="the extra `serve` is not installed")
 import msgspec
 
 from dropbayes.app.models.model import Model, load
+from dropbayes.app.serving.application import Service
 from dropbayes.app.serving.served import ServedModel, Settings, all_outputs
 from tests.app.serving.live import columns_request, live_server, outputs_of
 from tests.app.serving.test_application import COLUMNS
@@ -83,6 +85,23 @@ def test_a_network_is_served_by_the_name_of_its_predictor(tmp_path, monkeypatch)
     for wrong in ("my_network:net", "my_network:unnamed", "my_network:nothing", "no_such_module:x"):
         with pytest.raises(ValueError, match=wrong):
             ServedModel.load(pathlib.Path(wrong))
+
+
+def test_a_reload_runs_a_changed_module_again_and_a_broken_one_changes_nothing(tmp_path, monkeypatch, capsys):
+    module, paths = tmp_path / "changing_network.py", [pathlib.Path("changing_network:predictor")]
+    monkeypatch.syspath_prepend(tmp_path)
+    module.write_text(NETWORK)
+    service = Service(Settings(paths), map(ServedModel.load, paths))
+    first = service.models["predictor"].version
+    module.write_text(NETWORK.replace("seed(0)", "seed(100)"))
+    asyncio.run(service.reload())
+    second = service.models["predictor"].version
+    assert first != second and f"now serving predictor, version {second}" in capsys.readouterr().err
+    for broken in ("raise RuntimeError('no weights')", "predictor = (", NETWORK.replace("Linear(2,", "Linear(30,")):
+        module.write_text(broken)
+        asyncio.run(service.reload())
+        assert "the model was not replaced" in capsys.readouterr().err
+        assert service.models["predictor"].version == second
 
 
 @pytest.mark.parametrize(

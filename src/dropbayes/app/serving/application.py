@@ -58,11 +58,11 @@ class Service:
         self.metrics.take_model(model.name, model.percentiles)
 
     async def reload(self) -> None:
-        """Reloads the models from their folders; keeps a present one where that fails."""
+        """Reloads the models from their folders and modules; keeps a present one where that fails."""
         for path in self.settings.paths:
             try:
                 model = await anyio.to_thread.run_sync(ServedModel.load, path)
-            except (ValueError, OSError) as error:
+            except Exception as error:  # of a module it may be any; those after it are still reloaded
                 print(f"dropbayes: note: the model was not replaced: {error}", file=sys.stderr, flush=True)
                 continue
             self._take(model)

@@ -157,12 +157,11 @@ def tensors(request: InferenceRequest, binary: bytes, *, max_rows: int, n_column
 
 def _json_tensor(entry: InputTensor) -> NumpyArray:
     """JSON data, flat or nested, validated against the declared type and size; null is a missing value."""
-    dtype, count = DATATYPES[entry.datatype], math.prod(entry.shape)
-    if not bytes(entry.data):
+    dtype, count, data = DATATYPES[entry.datatype], math.prod(entry.shape), bytes(entry.data)
+    if not data:
         entry.refuse("has no `data`")
     if dtype == np.float16:
         entry.refuse("is FP16, which JSON cannot hold; send FP32, or raw bytes")
-    data = bytes(entry.data)
     found = data.count(b",") + 1
     if dtype.kind != "O" and count and found != count:  # counted first: a body of small objects fills the memory
         entry.refuse(f"has {found} values, where the shape {entry.shape} needs {count}")

@@ -79,6 +79,7 @@ class ServedModel:
         if colon and not path.exists():
             if "" not in sys.path:
                 sys.path.insert(0, "")  # where the server was started
+            sys.modules.pop(module, None)  # a module that was changed since is run again
             try:
                 predictor = getattr(importlib.import_module(module), name)
             except (ImportError, AttributeError) as error:
