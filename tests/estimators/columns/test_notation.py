@@ -48,6 +48,16 @@ def test_what_is_no_number_has_no_notation(cells):
     assert notation_of(texts(*cells)) is None
 
 
+@pytest.mark.parametrize("notation", [PLAIN, Notation(",", "."), Notation(sign="%"), Notation(sign="€")])
+def test_the_minus_sign_of_typesetters_is_a_minus(notation):
+    values = [-1234.25, 7.5, -0.125]
+    plain = [written(value, notation) for value in values]
+    cells = texts(*(cell.replace("-", "\u2212") for cell in plain))
+    assert notation_of(cells) == notation_of(texts(*plain))
+    numbers = [Cells(column, "a", at).numbers(notation).tolist() for column in (cells, texts(*plain))]
+    assert numbers[0] == numbers[1] and numbers[0][0] < 0 < numbers[0][1]
+
+
 def test_a_known_decimal_mark_settles_what_is_ambiguous():
     cells = texts("1,000", "2,500")
     assert notation_of(cells).plain(cells).to_pylist() == ["1000", "2500"]

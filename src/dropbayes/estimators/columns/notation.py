@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"  #: A number as programs write it.
 
 _SIGN = "(?:[$€£¥₹₩₽₺฿]|USD|EUR|GBP|JPY|CHF|CNY|INR|AUD|CAD|SEK|NOK|DKK|PLN)"
+_PLUS_MINUS = "[+\u2212-]?"  # the second is the minus sign of typesetters
 # Spaces that people and programs set between thousands: the plain one, no-break, narrow no-break and thin.
 _SPACE = "[ \u00a0\u202f\u2009]"
 
@@ -32,12 +33,11 @@ class Notation:
         groups = rf"[1-9][0-9]{{0,2}}(?:{self._separator}[0-9]{{3}})+|"  # 0,123 has a decimal comma
         digits = (groups if self.thousands else "") + "[0-9]+"
         fraction = rf"(?:{re.escape(self.decimal)}[0-9]*)?"
-        body = rf"(?:(?:{digits}){fraction}|{re.escape(self.decimal)}[0-9]+)(?:[eE][+-]?[0-9]+)?"
-        if self.sign == "%":
-            return rf"^[+-]?{body}{_SPACE}?%$"
-        if self.sign:
-            return rf"^(?:[+-]?{self._currency}{_SPACE}?[+-]?{body}|[+-]?{body}{_SPACE}?{self._currency})$"
-        return rf"^[+-]?{body}$"
+        body = rf"(?:{digits}){fraction}|{re.escape(self.decimal)}[0-9]+"
+        number = rf"{_PLUS_MINUS}(?:{body})(?:[eE]{_PLUS_MINUS}[0-9]+)?"
+        if self.sign in ("", "%"):
+            return rf"^{number}{_SPACE}?%$" if self.sign else rf"^{number}$"
+        return rf"^(?:{_PLUS_MINUS}{self._currency}{_SPACE}?{number}|{number}{_SPACE}?{self._currency})$"
 
     @property
     def _currency(self) -> str:
@@ -66,9 +66,9 @@ class Notation:
             >>> Notation(",", ".").plain(pa.array(["1.234,5", "x.y"])).to_pylist()
             ['1234.5', 'x.y']
         """
+        texts = cleaned = others = pc.replace_substring(texts, "\u2212", "-")
         if self == PLAIN:
             return texts
-        cleaned, others = texts, texts
         if self.sign == "%" or self.decimal != ".":  # 0.07 may be 7 %, and 1.234 a thousand
             unclear = NUMBER if self.sign == "%" else r"^[+-]?[1-9][0-9]{0,2}\.[0-9]{3}$"
             others = pc.replace_substring_regex(texts, unclear, "")
