@@ -70,6 +70,21 @@ def test_a_long_request_does_not_keep_a_short_one_waiting(predictor, rows, monke
     assert same_bits(answers[0], predictor.predict_inputs(rows))
 
 
+class FewDraws:
+    key, total_draws = "few", 2
+
+    def predict_inputs(self, x):
+        return {"mean": x[:, 0]}
+
+
+def test_rows_of_few_draws_come_in_batches_of_some_thousands():
+    sizes = []
+    jobs = [(FewDraws(), np.zeros((9000, 1)))] * 20
+    answers = asyncio.run(predicted_together(Batches(np.inf, sizes.append), jobs))
+    assert all(len(answer["mean"]) == 9000 for answer in answers)
+    assert max(sizes) <= 2**13 and sum(sizes) == 20 * 9000
+
+
 def test_the_fault_of_one_request_is_not_that_of_its_neighbours(predictor, rows):
     async def run():
         batches = Batches(max_seconds=np.inf)
@@ -100,6 +115,8 @@ def test_closing_finishes_what_waits_and_takes_no_more(predictor, rows):
 
 
 def test_work_that_could_not_be_done_in_time_is_refused_and_light_work_is_not(predictor, rows):
+    predictor = predictor.with_settings(n_draws=32)
+
     async def run():
         batches = Batches(max_seconds=1.0)
         batches._draws_per_second = 2.5 * len(rows) * predictor.total_draws
@@ -115,6 +132,8 @@ def test_work_that_could_not_be_done_in_time_is_refused_and_light_work_is_not(pr
 
 
 def test_a_long_request_is_taken_where_only_light_ones_wait(predictor, rows):
+    predictor = predictor.with_settings(n_draws=32)
+
     async def run():
         batches = Batches(max_seconds=1.0)
         batches._draws_per_second = 0.5 * len(rows) * predictor.total_draws

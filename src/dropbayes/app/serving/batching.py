@@ -30,13 +30,14 @@ class _Job:
 
     predictor: Predictor
     x: NumpyArray
+    row_draws: int  # the work for a row, at least 32: its interval costs as much, however few it is made of
     future: asyncio.Future[dict[str, NumpyArray]]
     blocks: list[dict[str, NumpyArray]] = field(default_factory=list)
     position: int = 0
 
     @property
     def draws_left(self) -> int:
-        return (len(self.x) - self.position) * self.predictor.total_draws
+        return (len(self.x) - self.position) * self.row_draws
 
 
 class Batches:
@@ -54,7 +55,7 @@ class Batches:
         """The prediction of some rows, made together with those of others that wait; refused if it would wait long."""
         if self._closed:
             raise RuntimeError("the server is shutting down")
-        job = _Job(predictor, x, asyncio.get_running_loop().create_future())
+        job = _Job(predictor, x, max(32, predictor.total_draws), asyncio.get_running_loop().create_future())
         # Half of the time is for the work ahead of a request, half for its own.
         ahead = sum(other.draws_left for other in self._waiting if other.draws_left <= job.draws_left)
         if ahead > self._max_seconds / 2 * self._draws_per_second:
@@ -81,13 +82,13 @@ class Batches:
             await self._predict(batch)
             rows = sum(size for _, size in batch)
             if rows >= _MIN_ROWS:  # of few rows, the time is that of the call
-                rate = rows * batch[0][0].predictor.total_draws / (time.perf_counter() - begun)
+                rate = rows * batch[0][0].row_draws / (time.perf_counter() - begun)
                 self._draws_per_second += 0.2 * (rate - self._draws_per_second)
 
     def _next_batch(self) -> list[tuple[_Job, int]]:
         """The requests with the least work left and the same settings, with the number of rows to predict of each."""
         jobs = sorted(self._waiting, key=lambda job: job.draws_left)
-        key, room = jobs[0].predictor.key, max(_MIN_ROWS, _BATCH_DRAWS // jobs[0].predictor.total_draws)
+        key, room = jobs[0].predictor.key, max(_MIN_ROWS, _BATCH_DRAWS // jobs[0].row_draws)
         batch: list[tuple[_Job, int]] = []
         for job in jobs:
             if job.predictor.key == key and (room > 0 or not batch):

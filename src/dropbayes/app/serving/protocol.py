@@ -221,8 +221,7 @@ def response(request: InferenceRequest, head: Mapping[str, Any], outputs: Mappin
             entry["data"] = values
         else:
             if datatype == "BYTES":
-                texts = [text.encode() for text in values]
-                behind.append(b"".join(len(text).to_bytes(4, "little") + text for text in texts))
+                behind.append(b"".join(len(text).to_bytes(4, "little") + text for text in map(str.encode, values)))
             else:
                 behind.append(array.astype(DATATYPES[datatype]).tobytes())
             entry["parameters"] = {"binary_data_size": len(behind[-1])}
