@@ -74,12 +74,17 @@ def test_missing_values_among_few_numbers_are_called_missing(regressor):
 
 
 def test_the_values_of_features_are_those_people_know():
-    x = np.array([[1.0, 0.0, 0.0, 3.0, 0.0], [0.0, 1.0, 0.0, 7.0, 1.0], [0.0, 0.0, 1.0, 5.0, 0.0]])
+    x = np.array([[1.0, 0.0, 0.0, 3.0, 0.0], [0.0, 1.0, 0.0, 7.0, 1.0], [0.0, 0.0, 1.0, 5.0, 0.0], [0, 0, 0, 2.0, 0]])
     names = ["city = Oslo", "city = Rome", "city is missing", "size", "size is missing"]
     city, size = features_of(x, names, {"city": (0, 1, 2), "size": (3, 4)})
-    assert city.values.tolist() == ["Oslo", "Rome", "(missing)"]
+    assert city.values.tolist() == ["Oslo", "Rome", "(missing)", "(not in training)"]
     assert size.is_number
-    np.testing.assert_array_equal(size.values, [3.0, np.nan, 5.0])
+    np.testing.assert_array_equal(size.values, [3.0, np.nan, 5.0, 2.0])
+
+
+def test_a_category_that_no_training_row_had_is_not_called_missing():
+    [city] = features_of(np.array([[1.0, 0.0], [0.0, 0.0]]), ["city = Oslo", "city = Rome"], {"city": (0, 1)})
+    assert city.values.tolist() == ["Oslo", "(not in training)"]
 
 
 def test_names_and_texts_may_hold_what_marks_the_inputs_of_a_category():

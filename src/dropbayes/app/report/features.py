@@ -112,7 +112,8 @@ def features_of(
         if len(levels) < 2:
             return np.where(x[:, flags].any(1), np.nan, x[:, columns[0]].astype(float))
         texts = np.array([names[k].removeprefix(f"{name} = ") for k in levels], dtype=object)
-        return np.where(x[:, levels].any(1), texts[x[:, levels].argmax(1)], "(missing)").astype(object)
+        absent = np.where(x[:, flags].any(1), "(missing)", "(not in training)")  # new, or missing only here
+        return np.where(x[:, levels].any(1), texts[x[:, levels].argmax(1)], absent).astype(object)
 
     features = []
     for name, columns in (groups or {name: (k,) for k, name in enumerate(names)}).items():
@@ -251,9 +252,8 @@ def _shift(feature: Feature, low: float, high: float) -> Shift:
         distance, p_value = float(test.statistic), float(test.pvalue)
         outside = float(((values < one.min()) | (values > one.max())).mean())
     else:
-        sides = [side.astype(str) for side in (trained, values)]
-        levels = np.unique(np.concatenate(sides))
-        counts = np.array([[(side == level).sum() for level in levels] for side in sides])
+        levels, codes = np.unique(np.concatenate([trained, values]).astype(str), return_inverse=True)
+        counts = np.array([np.bincount(side, minlength=len(levels)) for side in np.split(codes, [len(trained)])])
         shares = counts / counts.sum(1, keepdims=True)
         distance = float(np.abs(shares[0] - shares[1]).sum() / 2)
         p_value = float(scipy.stats.chi2_contingency(counts).pvalue) if len(levels) > 1 else 1.0
