@@ -154,3 +154,20 @@ def test_a_model_that_reads_the_tokens_after_is_refused():
     model = transformers.BertLMHeadModel(config).eval()
     with pytest.raises(ValueError, match=r"`model` must predict a token from those before it.*is_decoder=True"):
         db.language.score(model, prompts(), torch.full((2, 2), 5), n_draws=2)
+
+
+@torch.no_grad()
+def test_a_model_counts_positions_in_its_own_way():
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.RobertaConfig(vocab_size=VOCABULARY, initializer_range=0.5, is_decoder=True, **sizes)
+    torch.manual_seed(0)
+    model, ids = transformers.RobertaForCausalLM(config).eval(), torch.tensor([[5, 6, 7], [8, 9, 10]])
+    generated = db.language.generate(model, ids, n_draws=2, **OPTIONS)
+    judged = db.language.score(model, ids, generated.tokens, answer_mask=generated.mask, n_draws=2)
+    tied, whole = db.Sampling(positions="tied"), torch.cat([ids, generated.tokens], 1)
+    functions = [db.function_draw(model, draw, n_draws=2, sampling=tied) for draw in range(2)]
+    logits = torch.stack([function({"input_ids": whole, "use_cache": False}).logits for function in functions])
+    tokens = generated.tokens.expand(2, -1, -1)[..., None]
+    expected = logits[:, :, 2:-1].log_softmax(-1).gather(-1, tokens)[..., 0]  # positions begin at 2
+    torch.testing.assert_close(judged.draw_log_probs, expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(generated.draw_log_probs, expected, atol=1e-5, rtol=0)

@@ -39,19 +39,17 @@ class FoldedDraws:
 
     def __init__(self, net: nn.Module, keys: sampling.Keys, draws: range, settings: sampling.Sampling) -> None:
         self.net, self.keys, self.draws, self.sampling = net, keys, draws, settings
-        self._known: dict[Any, sampling.Inspection] = {}
-        self._views: dict[int, sampling.View] = {}
+        self._known: dict[Any, tuple[sampling.Inspection, sampling.View]] = {}
         self._source: sampling.KeyedSource  # of the call under way
-        self._n_rows = 0
-        self._alike = True
+        self._n_rows, self._alike = 0, True
 
     def __call__(self, arguments: dict[str, Any], n_rows: int, *, alike: bool = True) -> PyTree:
         """The model's output with the rows of all draws, `n_rows` each, which may be `alike`, for named arguments."""
-        inspection = self.inspection(arguments, n_rows)
+        inspection, view = self._inspected(arguments, n_rows)
         inputs = self._one_draw(arguments)
         spec = sampling.mask_spec(inspection.profile, inputs, keys=self.keys, masks="shared", sampling=self.sampling)
         source = sampling.KeyedSource(spec, self.draws, range(n_rows), folded=True)
-        self._source, self._alike, view = source, alike, self._view(inspection)
+        self._source, self._alike = source, alike
         source.follow(view.paths)
         folded = pytree.tree_map_only(Tensor, self._fold, arguments, is_leaf=sampling.is_cache)
         try:
@@ -65,8 +63,8 @@ class FoldedDraws:
             ) from None
         return output
 
-    def inspection(self, arguments: dict[str, Any], n_rows: int) -> sampling.Inspection:
-        """The inspection of the model for arguments of this form, on the first draw's rows."""
+    def _inspected(self, arguments: dict[str, Any], n_rows: int) -> tuple[sampling.Inspection, sampling.View]:
+        """The inspection of the model for arguments of this form, on the first draw's rows, and the view that runs."""
         self._n_rows, name = n_rows, cache_name(arguments)
         filled = name is not None and bool(held_tensors(arguments[name]))
         lengths = [arguments[name].shape[1] == 1 for name in _TEXT if arguments.get(name) is not None]
@@ -81,13 +79,13 @@ class FoldedDraws:
                     "`model` takes one text at a time (its texts depend on each other, or it draws from Python's or "
                     "NumPy's generator), so that draws cannot share a batch. Use dropbayes.function_draw."
                 )
-            self._known[form] = inspection
+            self._known[form] = inspection, self._view(inspection)
         return self._known[form]
 
     def is_foldable(self, arguments: dict[str, Any], n_rows: int) -> bool:
         """Whether several draws can share a batch: not if a mask has no rows, as in LayerDrop."""
-        sites = self.inspection(arguments, n_rows).profile.sites
-        return all(site.layout is not None and site.layout.inner for site in sites if site.is_random)
+        inspection, _ = self._inspected(arguments, n_rows)
+        return all(site.layout is not None and site.layout.inner for site in inspection.profile.sites if site.is_random)
 
     def _one_draw(self, arguments: dict[str, Any]) -> sampling.Inputs:
         """The arguments of the first draw as inputs, texts first: their number is the number of rows."""
@@ -97,9 +95,7 @@ class FoldedDraws:
 
     def _fold(self, leaf: Tensor) -> Tensor:
         """The rows of one draw, repeated for each draw."""
-        if leaf.dim() < 2 or leaf.shape[0] != self._n_rows:
-            return leaf
-        return leaf.repeat(len(self.draws), *(1,) * (leaf.dim() - 1))
+        return torch.cat([leaf] * len(self.draws)) if leaf.dim() > 1 and len(leaf) == self._n_rows else leaf
 
     def _first_draw(self, leaf: Tensor) -> Tensor:
         is_whole = leaf.shape[:1] == (self._n_rows * len(self.draws),)
@@ -121,16 +117,14 @@ class FoldedDraws:
 
     def _view(self, inspection: sampling.Inspection) -> sampling.View:
         """A view of the model in which blocks before the first site run once for all draws."""
-        if id(inspection) not in self._views:
-            view = sampling.View(self.net, inspection.flags)
-            paths = [site.path for site in inspection.profile.sites if site.is_random]
-            for path, container in view.net.named_modules():
-                for name, block in container.named_children() if isinstance(container, nn.ModuleList) else ():
-                    child = f"{path}.{name}"
-                    if not any(f"{site}.".startswith(f"{child}.") for site in paths):
-                        block.forward = functools.partial(self._run_once, block.forward)
-            self._views[id(inspection)] = view
-        return self._views[id(inspection)]
+        view = sampling.View(self.net, inspection.flags)
+        paths = [site.path for site in inspection.profile.sites if site.is_random]
+        for path, container in view.net.named_modules():
+            for name, block in container.named_children() if isinstance(container, nn.ModuleList) else ():
+                child = f"{path}.{name}"
+                if not any(f"{site}.".startswith(f"{child}.") for site in paths):
+                    block.forward = functools.partial(self._run_once, block.forward)
+        return view
 
     def _run_once(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> PyTree:
         """A block before the first site, run on the rows of one draw."""
@@ -158,12 +152,18 @@ class DrawnModel:
 
     def model(self) -> Any:
         stand_in = generating_module(sampling.View(self.net).net)
+        counted = stand_in._prepare_position_ids_for_generation
+
+        def positions(text: Tensor, known: dict[str, Any]) -> Tensor | None:
+            """None without padding: the model's own, which need not begin at 0 (RoBERTa's do not)."""
+            given, mask = counted(text, known), known.get("attention_mask")
+            return None if given.dim() == 2 and (mask is None or bool(mask.all())) else given
 
         @functools.wraps(stand_in.forward)  # transformers reads its parameters
         def forward(**arguments: Any) -> PyTree:
             return self.forward(arguments)
 
-        stand_in.forward = forward
+        stand_in.forward, stand_in._prepare_position_ids_for_generation = forward, positions
         return stand_in
 
     def forward(self, arguments: dict[str, Any]) -> PyTree:
@@ -178,8 +178,7 @@ class DrawnModel:
         self._n_tokens, is_prompt = n_tokens, cache is not None and not is_known
         if is_prompt:  # a new, empty one: of the first draws, with one more for each other chunk
             self._caches = [cache, *(sampling.copied_cache(cache) for _ in self.chunks[1:])]
-            if self.together or self.n_draws > 1:
-                cache.reorder_cache = self._reorder
+            cache.reorder_cache = self._reorder
         output, self.log_probs = self._run(arguments, n_rows, alike=self.together or is_prompt)
         if is_prompt:
             self._prompt = arguments
@@ -218,7 +217,7 @@ class DrawnModel:
     @torch.no_grad()
     def _check_step(self, step: dict[str, Any], n_rows: int, name: str, dtype: torch.dtype) -> None:
         """Raises if the first step from the cache differs from a forward pass of the whole text without sharing."""
-        whole = {key: value for key, value in step.items() if key != name}
+        whole = {**step, name: None, "use_cache": False}
         for key in ("input_ids", "decoder_input_ids", "position_ids", "token_type_ids", "decoder_position_ids"):
             if step.get(key) is not None:
                 whole[key] = torch.cat([self._prompt[key], step[key]], -1)
@@ -227,7 +226,6 @@ class DrawnModel:
             whole["attention_mask"] = torch.cat([mask, torch.ones_like(mask[:, :1])], -1)
         if "inputs_embeds" in self._prompt or step.get("decoder_inputs_embeds") is not None:
             return
-        whole["use_cache"] = False
         _, expected = self._run(whole, n_rows, alike=False)
         if not sampling.equal_but_for_rounding(self.log_probs.to(dtype), expected.to(dtype), offsets=False):
             difference = float((self.log_probs - expected).abs().max())

@@ -59,14 +59,14 @@ def score(
     if len(answer) != work.n_rows:
         raise ValueError(f"`answer` must have a row for each of the {work.n_rows} prompts; got {len(answer)}.")
     answer = answer.to(device_of(work.model))
-    answer_mask = None if answer_mask is None else to_tensor(answer_mask, name="answer_mask").to(answer.device)
-    if answer_mask is not None and (answer_mask.shape != answer.shape or bool((answer_mask.int().diff() > 0).any())):
-        raise ValueError(f"`answer_mask` must be 1, then 0 after each end, shaped like `answer`; got {answer_mask!r}.")
     if answer_mask is None:
         n_after = (answer == work.padding).flip(-1).cumprod(-1).sum(-1, keepdim=True) - int(work.padding in work.ends)
         answer_mask = torch.arange(answer.shape[1], device=answer.device) < answer.shape[1] - n_after
+    mask = to_tensor(answer_mask, name="answer_mask").to(answer.device)
+    if mask.shape != answer.shape or bool((mask.int().diff() > 0).any()):
+        raise ValueError(f"`answer_mask` must be 1, then 0 after each end, shaped like `answer`; got {mask!r}.")
     with torch.no_grad():
-        result = score_answers(work, answer, answer_mask.bool(), work.at_once(draws_at_once))
+        result = score_answers(work, answer, mask.bool(), work.at_once(draws_at_once))
     return replace(result, texts=decoded(tokenizer, result.tokens, result.mask))
 
 
@@ -189,8 +189,8 @@ def _check_reading(argument: str, work: Texts) -> None:
         )
     if is_padded and not equal_but_for_rounding(next_token(padded, 1), expected, offsets=False):
         raise ValueError(
-            f"`{argument}` must not be padded, as row {row} is: this model reads padding as text. Pass texts of one "
-            "length at a time."
+            f"`{argument}` must not be padded, as row {row} is: to this model a padded text is another text. Pass "
+            "texts of one length at a time."
         )
     known.add(is_padded)
 
@@ -241,7 +241,7 @@ def _whole_text(work: Texts, given: dict[str, Tensor], answer: Tensor, mask: Ten
     arguments: dict[str, Any] = {"input_ids": torch.cat([given["input_ids"], answer], 1), "use_cache": False}
     if "attention_mask" in accepted:
         arguments["attention_mask"] = whole_mask
-    if "position_ids" in accepted:
+    if "position_ids" in accepted and bool((prompt_mask == 0).any()):  # else the model's own: RoBERTa's begin at 2
         arguments["position_ids"] = (whole_mask.cumsum(-1) - 1).clamp(min=0)
     return arguments, slice(-length - 1, -1)
 
