@@ -1,5 +1,6 @@
 """The shares of the variance: they sum to it, and the planted cause has the largest."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -161,7 +162,7 @@ def test_it_prints_and_renders_the_largest_shares_with_names():
     text = str(explain(net, x, names=[f"column <{i}>" for i in range(12)]))
     assert text.startswith("Explanation(7 rows, mean epistemic variance ")
     assert "2 dropout" in text and "(baseline)" in text and "(4 more)" in text and "column <" in text
-    assert explain(net, x, names=range(12)).names == tuple(map(str, range(12)))
+    assert explain(net, x, names=np.arange(12)).names == tuple(map(str, range(12)))  # as columns of a DataFrame are
     page = explain(net, x, names=[f"column <{i}>" for i in range(12)])._repr_html_()
     assert page.startswith("<pre>Explanation(7 rows") and "column &lt;" in page and "column <" not in page
 

@@ -4,6 +4,7 @@ import copy
 import inspect
 import math
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -42,10 +43,21 @@ def test_a_network_that_draws_from_python_and_numpy_repeats_its_run_and_is_resum
         assert before[0] == after[0] and np.array_equal(before[1][0], after[1][0]) and before[1][1] == after[1][1]
         return net[0].weight
 
-    once = weights(4)
+    once = weights(2)
     random.random(), np.random.rand()
-    weights(2, tmp_path / "run")
-    assert torch.equal(once, weights(4)) and torch.equal(once, weights(4, tmp_path / "run"))
+    weights(1, tmp_path / "run")
+    assert torch.equal(once, weights(2)) and torch.equal(once, weights(2, tmp_path / "run"))
+
+
+def test_runs_in_threads_are_those_of_their_seeds():
+    def train(seed):
+        net = network()
+        fit(net, *toy(), likelihood=db.Gaussian(4.0), epochs=8, batch_size=8, seed=seed, device="cpu")
+        return net[0].weight
+
+    alone = [train(seed) for seed in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        assert all(map(torch.equal, alone, pool.map(train, range(3))))
 
 
 def test_early_stopping_returns_to_the_best_held_out_epoch():

@@ -166,7 +166,7 @@ def explain(
     has_features = len(inputs.leaves) == 1 and inputs.leaves[0].is_floating_point() and not inputs.is_one_row
     by_feature = _feature_shares(plan, inputs, baseline, chosen) if has_features else None
     by_position = _position_shares(units) if positions else None
-    if names and (by_feature is None or len(names) != by_feature[0].numel()):
+    if len(names) and (by_feature is None or len(names) != by_feature[0].numel()):
         raise ValueError(f"`names` must name each feature of a table; got {len(names)} names.")
     by_unit = tuple(_without_row_axis(site, shares) for site, shares in units)
     found = Explanation(tuple(site for site, _ in units), by_unit, by_position, by_feature, tuple(map(str, names)))
