@@ -5,6 +5,7 @@ import functools
 
 import pytest
 import torch
+import transformers
 
 import dropbayes as db
 from tests.sampling.sequence_models import ENCODER_DECODERS, VOCABULARY, sequence_model
@@ -285,3 +286,19 @@ def test_text_needs_a_tokenizer():
 def test_sampling_is_a_record(function, more):
     with pytest.raises(TypeError, match=r"`sampling` must be a dropbayes.Sampling; got None"):
         function(lively("gpt2"), prompts(1), *more, sampling=None)
+
+
+def test_positions_with_axes_for_images_are_those_of_the_text():
+    sizes = {"hidden_size": 16, "intermediate_size": 16}
+    text = {"vocab_size": VOCABULARY, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    text |= {"head_dim": 8, "attention_dropout": 0.2, "pad_token_id": 0}
+    text["rope_parameters"] = {"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 1e4}
+    vision = {"depth": 1, "num_heads": 2, "out_hidden_size": 16, "deepstack_visual_indexes": [0]}
+    config = transformers.Qwen3VLConfig(text_config=sizes | text, vision_config=sizes | vision)
+    torch.manual_seed(0)
+    model = transformers.Qwen3VLForConditionalGeneration(config).eval()
+    ids = torch.tensor([[5, 6, 7, 8], [0, 0, 9, 10]])
+    given = {"input_ids": ids, "attention_mask": (ids > 0).long()}
+    together = db.language.generate(model, given, n_draws=2, **OPTIONS)
+    alone = db.language.score(model, ids[1:, 2:], together.tokens[1:], answer_mask=together.mask[1:], n_draws=2)
+    torch.testing.assert_close(together.draw_log_probs[:, 1:], alone.draw_log_probs, atol=1e-5, rtol=0)

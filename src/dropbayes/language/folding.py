@@ -157,6 +157,8 @@ class DrawnModel:
         def positions(text: Tensor, known: dict[str, Any]) -> Tensor | None:
             """None without padding: the model's own, which need not begin at 0 (RoBERTa's do not)."""
             given, mask = counted(text, known), known.get("attention_mask")
+            if given.dim() == 3 and bool((given == given[:1]).all()):
+                return given[0]  # in a text without images, time, height and width are one
             return None if given.dim() == 2 and (mask is None or bool(mask.all())) else given
 
         @functools.wraps(stand_in.forward)  # transformers reads its parameters
