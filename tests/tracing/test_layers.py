@@ -44,3 +44,15 @@ def test_normalisation_in_evaluation_is_torchs_own(shape, affine):
     x = torch.randn(shape, dtype=torch.float64)
     out, _ = run_with_fixed_source(norm, x)
     torch.testing.assert_close(out, norm(x))
+
+
+@pytest.mark.skipif(not hasattr(torch, "_grouped_mm"), reason="PyTorch 2.8 groups the rows of experts")
+def test_experts_run_in_double_precision_where_torch_has_no_kernel():
+    torch.manual_seed(0)
+    rows, matrices, offs = torch.randn(8, 16), torch.randn(3, 16, 16), torch.tensor([3, 3, 8], dtype=torch.int32)
+    with Interception(WholeSource()):
+        single = torch._grouped_mm(rows, matrices, offs=offs)
+        double = torch._grouped_mm(rows.double(), matrices.double(), offs=offs)
+    expected = torch.cat([rows[:3].double() @ matrices[0].double(), rows[3:].double() @ matrices[2].double()])
+    torch.testing.assert_close(double, expected)
+    torch.testing.assert_close(single, expected.float(), atol=1e-5, rtol=1e-5)

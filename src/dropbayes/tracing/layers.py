@@ -18,6 +18,20 @@ from dropbayes.tracing.sources import Handlers, RandomMode, handles, run_interce
 HANDLERS: Handlers = {}
 
 
+@handles(HANDLERS, *filter(None, [getattr(torch, "_grouped_mm", None)]))  # since PyTorch 2.8
+def _experts(
+    mode: RandomMode, func: Operation, rows: Tensor, matrices: Tensor, offs: Tensor | None = None, **options: Any
+) -> Tensor:
+    """A matrix for each group of rows; torch has no kernel of double precision, in which passes are judged."""
+    if rows.dtype is not torch.float64 or offs is None or matrices.dim() < 3:
+        return func(rows, matrices, offs=offs, **options)
+    groups = torch.searchsorted(offs, torch.arange(len(rows), device=rows.device), right=True)
+    product = rows.new_zeros(len(rows), matrices.shape[-1])
+    for index, matrix in enumerate(matrices):
+        product = torch.where((groups == index)[:, None], rows @ matrix, product)
+    return product
+
+
 @handles(HANDLERS, F.scaled_dot_product_attention)
 def _attention(
     mode: RandomMode, func: Operation, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
