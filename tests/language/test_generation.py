@@ -302,3 +302,24 @@ def test_positions_with_axes_for_images_are_those_of_the_text():
     together = db.language.generate(model, given, n_draws=2, **OPTIONS)
     alone = db.language.score(model, ids[1:, 2:], together.tokens[1:], answer_mask=together.mask[1:], n_draws=2)
     torch.testing.assert_close(together.draw_log_probs[:, 1:], alone.draw_log_probs, atol=1e-5, rtol=0)
+
+
+def test_the_encoder_of_experts_runs_once():
+    layers = {
+        f"{part}_{name}": size
+        for part in ("encoder", "decoder")
+        for name, size in (
+            ("layers", 1),
+            ("attention_heads", 2),
+            ("ffn_dim", 16),
+            ("layerdrop", 0.0),
+            ("sparse_step", 0),
+        )
+    }
+    sizes = {"vocab_size": VOCABULARY, "d_model": 16, "num_experts": 2, "pad_token_id": 0, "decoder_start_token_id": 1}
+    torch.manual_seed(0)
+    model = transformers.NllbMoeForConditionalGeneration(transformers.NllbMoeConfig(**sizes, **layers)).eval()
+    generated = db.language.generate(model, torch.tensor([[5, 6, 7]]), n_draws=2, **OPTIONS)
+    options = {"answer_mask": generated.mask, "n_draws": 2}
+    judged = db.language.score(model, torch.tensor([[5, 6, 7]]), generated.tokens, **options)
+    torch.testing.assert_close(generated.draw_log_probs, judged.draw_log_probs, atol=1e-5, rtol=0)

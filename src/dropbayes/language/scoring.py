@@ -134,10 +134,10 @@ class Texts:
         """The inputs, with the encoder's output for each draw; it runs once, as part of the whole model."""
         if not self.has_encoder:
             return dict(self.given)
-        from transformers.modeling_outputs import BaseModelOutput
+        from transformers.modeling_outputs import MoEModelOutput  # whose router some models read
 
         states = [chunk({**self.given, "use_cache": False}, self.n_rows).encoder_last_hidden_state for chunk in chunks]
-        return {**self.given, "encoder_outputs": BaseModelOutput(last_hidden_state=torch.cat(states))}
+        return {**self.given, "encoder_outputs": MoEModelOutput(last_hidden_state=torch.cat(states))}
 
 
 def checked_texts(
