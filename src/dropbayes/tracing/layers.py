@@ -20,7 +20,7 @@ HANDLERS: Handlers = {}
 
 @handles(HANDLERS, *filter(None, [getattr(torch, "_grouped_mm", None)]))  # since PyTorch 2.8
 def _experts(
-    mode: RandomMode, func: Operation, rows: Tensor, matrices: Tensor, offs: Tensor | None = None, **options: Any
+    mode: RandomMode, func: Operation, rows: Tensor, matrices: Tensor, offs: Tensor | None = None, **options: object
 ) -> Tensor:
     """A matrix for each group of rows; torch has no kernel of double precision, in which passes are judged."""
     if rows.dtype is not torch.float64 or offs is None or matrices.dim() < 3:
