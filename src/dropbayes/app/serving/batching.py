@@ -30,10 +30,14 @@ class _Job:
 
     predictor: Predictor
     x: NumpyArray
-    row_draws: int  # the work for a row, at least 32: its interval costs as much, however few it is made of
     future: asyncio.Future[dict[str, NumpyArray]]
     blocks: list[dict[str, NumpyArray]] = field(default_factory=list)
     position: int = 0
+
+    @property
+    def row_draws(self) -> int:
+        """The work for a row, at least 32 draws: its interval costs as much, however few it is made of."""
+        return max(32, self.predictor.total_draws)
 
     @property
     def draws_left(self) -> int:
@@ -55,7 +59,7 @@ class Batches:
         """The prediction of some rows, made together with those of others that wait; refused if it would wait long."""
         if self._closed:
             raise RuntimeError("the server is shutting down")
-        job = _Job(predictor, x, max(32, predictor.total_draws), asyncio.get_running_loop().create_future())
+        job = _Job(predictor, x, asyncio.get_running_loop().create_future())
         # Half of the time is for the work ahead of a request, half for its own.
         ahead = sum(other.draws_left for other in self._waiting if other.draws_left <= job.draws_left)
         if ahead > self._max_seconds / 2 * self._draws_per_second:
