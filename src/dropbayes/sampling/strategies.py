@@ -68,9 +68,9 @@ class Work:
 def evaluate(strategy: Strategy, spec: MaskSpec, work: Work) -> list[Tensor]:
     """All draws of the work's rows, `[draw, row, ...]` of each tensor of the output; then the integrated variance."""
     if not (spec.profile.host_random or spec.profile.seeds_torch):
-        return _evaluate(strategy, spec, work)
+        return eagerly(_evaluate)(strategy, spec, work)
     with keyed_generators(None):  # the host's, which the network uses: keyed to seed, draw and row
-        return _evaluate(strategy, spec, work)
+        return eagerly(_evaluate)(strategy, spec, work)
 
 
 def _evaluate(strategy: Strategy, spec: MaskSpec, work: Work) -> list[Tensor]:
@@ -93,7 +93,7 @@ def _run(source: KeyedSource, work: Work, leaves: list[PyTree]) -> list[Tensor]:
     source.follow(view.paths)
     leaves = cloned_leaves(leaves) if profile.writes_input else leaves
     with Interception(source) as mode:
-        tensors, structure = split(eagerly(work.inputs.call)(view.net, leaves))
+        tensors, structure = split(work.inputs.call(view.net, leaves))
     if profile.draws_branch and structure.leaves != profile.structure.leaves:
         raise ValueError(
             "`net` must return numbers as tensors: its output holds a Python number that depends on the draw. Return "
