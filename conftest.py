@@ -20,6 +20,9 @@ elif not torch.cuda.is_available():
 
 
 def pytest_configure(config):
+    for devices in (torch.cuda, torch.xpu, torch.mtia):
+        if not devices.is_available():  # `torch.manual_seed` would format the stack for each kind that is not there
+            devices._is_in_bad_fork = lambda: True
     # Most tests train for a moment, and some predict rows far off; those of the warnings themselves expect them.
     config.addinivalue_line("filterwarnings", "ignore:The held-out log-likelihood:UserWarning")
     config.addinivalue_line("filterwarnings", "ignore:.* predicted further beyond the targets:UserWarning")
@@ -40,9 +43,7 @@ def seeded():
     """The generators at one state: weights and rows of a test do not depend on the tests before it."""
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 - the one that networks draw from
-    torch.default_generator.manual_seed(0)  # `torch.manual_seed` notes the stack for every kind of device it has not
-    if torch.cuda.is_available():
-        torch.cuda.manual_seed_all(0)
+    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)

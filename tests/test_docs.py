@@ -246,6 +246,7 @@ def test_a_name_does_not_link_to_itself(extensions):
         assert extensions["docstrings"].converted(["`predict`"], here=here) == ["``predict``"]
 
 
+@pytest.mark.slow
 def test_every_formula_can_be_drawn_without_a_script(extensions):
     pages = [path.read_text() for path in PAGES]
     sources = [ast.get_docstring(node) or "" for path in sorted(SOURCE.rglob("*.py")) for node in documented(path)]

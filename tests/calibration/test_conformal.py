@@ -283,6 +283,7 @@ def exponential(n, seed):
     return -torch.rand(n, generator=generator(seed), dtype=torch.float64).log() - 1
 
 
+@pytest.mark.slow
 def test_transforms_of_new_rows_are_uniform_and_quantiles_met_under_skewed_noise():
     transforms, below, runs = [], 0, 1200
     for run in range(runs):

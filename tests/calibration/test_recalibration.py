@@ -177,6 +177,7 @@ def test_the_dirichlet_map_separates_confused_classes():
     assert (penalised.weight - torch.diag(penalised.weight.diag())).abs().max() < 1e-3
 
 
+@pytest.mark.slow
 def test_more_parameters_cost_on_few_rows():
     # Calibrated claims, 25 rows of six classes: the full matrix fits noise, the temperature does not.
     truth = normal(3000, 6).softmax(-1)

@@ -100,6 +100,7 @@ def claims(n, seed, sharpening=1.0):
     return (truth.log() * sharpening).softmax(-1), labels
 
 
+@pytest.mark.slow
 def test_p_values_of_calibrated_models_are_uniform():
     values = [
         calibration.calibration_test(*claims(150, seed), n_resamples=59, seed=seed).p_value for seed in range(150)

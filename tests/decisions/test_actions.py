@@ -44,6 +44,7 @@ def bonferroni_threshold(uncertainty, wrong, target, confidence, n_candidates=20
     return -math.inf
 
 
+@pytest.mark.slow
 def test_workload_rule_defers_a_new_row_with_exactly_its_rank_probability():
     # n = 19, fraction 0.15: the 17th of 19 is the threshold, so a new row exceeds it with probability 3/20.
     values = uniform(20_000, 20)
@@ -87,6 +88,7 @@ def test_error_rule_of_a_coin_flip_would_be_broken_by_a_naive_threshold():
     assert broken / 200 > 0.4
 
 
+@pytest.mark.slow
 def test_the_sequence_keeps_more_rows_than_testing_all_thresholds_at_once():
     ours, theirs = [], []
     for run in range(25):
@@ -343,6 +345,7 @@ def test_expected_cost_reads_the_cost_matrix_by_true_class_then_action():
         decisions.expected_cost(torch.tensor([[1.0, 0.0]]), cost.T)
 
 
+@pytest.mark.slow
 def test_weighing_costs_on_breast_cancer_costs_less_than_the_most_probable_class():
     # Class 0 is malignant: a missed tumour costs 20, a false alarm 1, a referral 0.5. Three splits, 369 test rows each.
     x, y = small_networks.standardised("breast_cancer")
@@ -364,6 +367,7 @@ def test_weighing_costs_on_breast_cancer_costs_less_than_the_most_probable_class
     assert paid["with referral"] < 0.85 * paid["most probable"]
 
 
+@pytest.mark.slow
 def test_recalibration_and_conformal_intervals_mend_overconfidence_on_diabetes():
     # The draws of a network without its noise precision are over-confident: 90 % intervals hold 34 %.
     x, y = small_networks.standardised("diabetes")

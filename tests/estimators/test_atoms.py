@@ -31,6 +31,7 @@ def test_cells_have_the_share_of_their_atoms():
         )
 
 
+@pytest.mark.slow
 def test_the_crps_is_that_of_the_quantiles_and_better_than_the_density_s():
     mixture, y = rows(300)
     held_out, outcomes = rows()

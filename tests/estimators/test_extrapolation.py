@@ -79,6 +79,7 @@ def test_the_fitted_growth_is_that_of_the_errors_in_the_gap():
     assert exact is None or float(exact.growth) < 0.03
 
 
+@pytest.mark.slow
 def test_a_regressor_is_unsure_in_a_gap_and_keeps_its_predictions_near_the_rows(tmp_path):
     source = np.random.default_rng(0)
     level = source.permutation(np.repeat([-4.0, -3.0, -2.0, 2.0, 3.0, 4.0], 40))

@@ -100,6 +100,7 @@ def test_a_column_of_two_values_or_one_is_left_as_it_is():
     assert [len(edges) for edges in Bins.of(x, max_inputs=12).edges] == [0, 0, 5]
 
 
+@pytest.mark.slow
 def test_an_estimator_with_bins_is_the_same_after_saving(tmp_path):
     x = np.random.default_rng(0).normal(size=(120, 2))
     model = DropoutRegressor(n_steps=20, random_state=0).fit(x, np.sign(x[:, 0] - 0.3) + np.sign(x[:, 1] + 0.5))

@@ -37,6 +37,7 @@ def test_the_density_is_the_mixture_of_students_over_shrunk_draws():
     torch.testing.assert_close(noise_model.log_density(noise_of(0.7, 0.3, 4.0), draws, features, y), expected)
 
 
+@pytest.mark.slow
 def test_a_narrow_core_with_wide_tails_is_told_by_scales_that_differ_from_draw_to_draw():
     """Log-normal scales: Student's t, whatever its degrees of freedom, covers too few outcomes and too many."""
     source = torch.Generator().manual_seed(6)
@@ -82,6 +83,7 @@ def test_the_mixture_in_the_units_of_y_has_the_fitted_density():
     assert mixture.freedom == pytest.approx(5.0)
 
 
+@pytest.mark.slow
 def test_the_fit_recovers_the_scale_and_uses_inputs_only_when_they_matter():
     source = torch.Generator().manual_seed(0)
     x = torch.rand(600, 1, generator=source) * 4 - 2
@@ -112,6 +114,7 @@ def test_draws_that_equal_their_outcomes_leave_the_noise_of_grades(n_steps):
     assert torch.equal(noise_model._without_ties(distinct[0], None), distinct[0])
 
 
+@pytest.mark.slow
 def test_weights_decide_which_rows_the_scale_describes():
     source = torch.Generator().manual_seed(3)
     draws, x = torch.zeros(1, 4, 400), torch.zeros(400, 1)

@@ -175,6 +175,7 @@ def test_a_linear_relation_is_found_to_its_noise(linear, fitted):
     assert 0.75 <= ((low.numpy() <= y[150:]) & (y[150:] <= high.numpy())).mean() <= 1
 
 
+@pytest.mark.slow
 def test_targets_in_a_column_are_predicted_as_those_in_a_row(linear, fitted):
     x, y = linear
     column = DropoutRegressor(n_steps=20, random_state=0).fit(x[:150], y[:150, None])

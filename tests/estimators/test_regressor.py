@@ -167,6 +167,7 @@ def test_negative_or_vanishing_weights_are_refused(weight):
         DropoutRegressor(**QUICK).fit(x, y, sample_weight=np.full(20, weight))
 
 
+@pytest.mark.slow
 def test_heavy_tails_are_found_and_the_samples_have_them():
     source = np.random.default_rng(2)
     x = source.uniform(-2, 2, size=(600, 1))

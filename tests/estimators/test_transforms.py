@@ -95,6 +95,7 @@ def test_held_out_rows_choose_the_logarithm_for_lognormal_targets(model):
     assert model.log_likelihood(x, y) > plain.log_likelihood(x, y) + 0.1
 
 
+@pytest.mark.slow
 def test_held_out_rows_leave_bounded_noise_in_the_scale_of_the_target():
     source = np.random.default_rng(0)
     x = source.normal(size=(300, 2))

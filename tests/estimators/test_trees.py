@@ -84,6 +84,7 @@ def test_thresholds_are_found_by_trees_which_survive_a_file(tmp_path):
     np.testing.assert_array_equal(loaded.predict_proba(new), model.predict_proba(new))
 
 
+@pytest.mark.slow
 def test_trees_do_not_depend_on_the_order_of_rows_nor_a_row_on_its_batch():
     x, y = steps(200)
     shuffled = np.random.default_rng(1).permutation(200)
@@ -187,12 +188,14 @@ def test_boosted_trees_are_half_of_every_draw(among_trees):
     torch.testing.assert_close(ours.location, (theirs.location + boosted) / 2)
 
 
+@pytest.mark.slow
 def test_wide_tables_have_no_boosted_trees(monkeypatch, among_trees):
     monkeypatch.setattr(regressor, "_MAX_BOOSTED", 5)
     wide = DropoutRegressor(random_state=0, n_steps=50, device="cpu").fit(*jumps())
     assert among_trees.boosted_ is not None and wide.boosted_ is None and wide.forest_ is not None
 
 
+@pytest.mark.slow
 def test_trees_among_the_draws_are_better_where_outcomes_jump(among_trees, tmp_path):
     new, truth = jumps(400, seed=1)
     assert among_trees.forest_ is not None
@@ -220,6 +223,7 @@ def test_trees_have_their_share_of_the_draws_by_every_method(among_trees):
     np.testing.assert_array_equal(mean, among_trees.predict(x))
 
 
+@pytest.mark.slow
 def test_numbers_by_trees_do_not_depend_on_the_order_of_rows_nor_a_row_on_its_batch(among_trees):
     x, y = jumps()
     weight = np.ones(200)
@@ -237,6 +241,7 @@ def test_numbers_by_trees_do_not_depend_on_the_order_of_rows_nor_a_row_on_its_ba
     np.testing.assert_array_equal(weighted.predict(x), copied.predict(x))
 
 
+@pytest.mark.slow
 def test_a_matrix_of_one_column_has_the_trees_of_a_vector(among_trees):
     x, y = jumps()
     matrix = DropoutRegressor(random_state=0, n_steps=50, device="cpu").fit(x, y[:, None])
@@ -274,6 +279,7 @@ def stairs(n_rows, seed=0):
     return x, jumps + 0.1 * source.normal(size=n_rows)
 
 
+@pytest.mark.slow
 def test_a_forest_of_all_columns_is_most_of_the_mixture_where_it_knows_far_more():
     model = DropoutRegressor(random_state=0, n_steps=50, device="cpu").fit(*stairs(400))
     new, truth = stairs(400, seed=1)
@@ -284,6 +290,7 @@ def test_a_forest_of_all_columns_is_most_of_the_mixture_where_it_knows_far_more(
     assert 0.84 < ((lower <= truth) & (truth <= upper)).mean() < 0.97
 
 
+@pytest.mark.slow
 def test_few_rows_do_not_choose_a_forest_of_all_columns():
     model = DropoutRegressor(random_state=0, n_steps=50, device="cpu").fit(*stairs(200))
     assert model.forest_ is None or float(model.forest_.weight) <= 0.5

@@ -69,6 +69,7 @@ def test_epsilon_follows_the_papers_formula():
     assert reinforcement.epsilon(52_250, settings) == pytest.approx(0.75)
 
 
+@pytest.mark.slow
 def test_an_interrupted_simulation_continues_to_the_same_rewards(tmp_path):
     settings = replace(reinforcement.Settings.tiny(), stack=2, n_steps=400)
     file = tmp_path / "state"

@@ -13,6 +13,7 @@ from experiments.reproduction import experiment_module, reproduce, settings_of
 from experiments.uci import run as uci
 
 
+@pytest.mark.slow
 def test_the_command_line_sets_settings_and_draws_again_from_saved_stages(tmp_path, capsys):
     options = ["--set", "width=8", "--set", "n_steps=20", "--set", "n_draws=5", "--set", 'networks=["relu-5"]']
     assert main(["co2", "--quick", "--out", str(tmp_path), "--device", "cpu", *options]) == 0
@@ -26,6 +27,7 @@ def test_the_command_line_sets_settings_and_draws_again_from_saved_stages(tmp_pa
         reproduce("sunshine")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["co2", "solar"])
 def test_the_kept_arrays_of_a_full_run_are_drawn_without_a_run(name, data_folder, tmp_path):
     reproduce(name, out=tmp_path, device="cpu", figures_only=True)

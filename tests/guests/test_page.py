@@ -20,6 +20,7 @@ def packages(code):
     return sorted({name.partition(".")[0] for name in names})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("found", examples(PAGE), ids=lambda found: "-".join(packages(found["code"])))
 def test_a_program_runs_alone_and_prints_what_is_shown(found, tmp_path, monkeypatch):
     missing = [name for name in packages(found["code"]) if not importlib.util.find_spec(name)]

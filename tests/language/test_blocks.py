@@ -10,7 +10,7 @@ from dropbayes.language import adapters, attention_outputs, feed_forward_inputs,
 from tests.language.tiny_models import SETTINGS, tiny_model, tiny_text
 
 WITHOUT_ATTENTION = {"Mamba", "Mamba2"}
-FAST = {"Llama", "Phi3", "Mixtral", "Falcon", "Mamba"}
+FAST = {"Llama", "Mixtral", "Mamba"}
 ARCHITECTURES = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in SETTINGS]
 
 

@@ -36,6 +36,7 @@ def test_transformers_sees_the_parameters_of_the_models_own_forward_pass():
     assert inspect.signature(drawn().model().forward) == inspect.signature(model.forward)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_step_that_is_not_that_of_the_whole_text_is_refused(monkeypatch):
     """A cache that loses what it was told."""

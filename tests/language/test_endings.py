@@ -23,6 +23,7 @@ def ends_with(token):
     return lambda sequences, scores, **_: sequences[:, -1] == token
 
 
+@pytest.mark.slow
 def test_padding_without_a_mask_is_the_padding_that_transformers_sees():
     ids, options = prompts()["input_ids"], {"max_new_tokens": 3, "eos_token_id": None, **DRAWS}
     for per_draw in (False, True):
@@ -45,6 +46,7 @@ def test_a_text_ends_where_a_stopping_criterion_is_met(options):
     assert torch.equal(result.token_log_prob.isnan(), ~result.mask)
 
 
+@pytest.mark.slow
 def test_a_text_ends_at_a_stop_string():
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -61,6 +63,7 @@ def test_a_text_ends_at_a_stop_string():
     assert len(whole.texts[0]) == 4 and stopped.texts[0] == whole.texts[0][:2]
 
 
+@pytest.mark.slow
 def test_a_configuration_that_is_given_is_completed_by_the_models():
     model, whole = copy.deepcopy(lively("gpt2")), unending().tokens
     model.generation_config.eos_token_id = int(whole[0, 0])
@@ -72,6 +75,7 @@ def test_a_configuration_that_is_given_is_completed_by_the_models():
     assert torch.equal(again.mask, result.mask)
 
 
+@pytest.mark.slow
 def test_an_end_token_that_is_also_the_padding_is_judged_once():
     model, whole = copy.deepcopy(lively("gpt2")), unending().tokens
     model.generation_config.eos_token_id = model.generation_config.pad_token_id = int(whole[0, 0])
@@ -97,6 +101,7 @@ def test_a_decoder_goes_on_from_the_tokens_it_is_given(options):
         torch.testing.assert_close(behind.draw_log_probs[..., 2:], result.draw_log_probs, atol=3e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_every_row_may_have_a_start_token_of_its_own():
     both = unending("bart", decoder_start_token_id=[4, 5], num_beams=2)
     judged = db.language.score(
@@ -109,6 +114,7 @@ def test_every_row_may_have_a_start_token_of_its_own():
     torch.testing.assert_close(both.token_log_prob[1:], alone.token_log_prob, atol=3e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_a_model_that_keeps_no_cache_reads_the_whole_text_at_every_step():
     shape = {"vocab_size": 40, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32, "pad_token_id": 0}
     torch.manual_seed(0)

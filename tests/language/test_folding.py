@@ -41,6 +41,7 @@ def test_a_bias_of_heads_is_not_taken_for_rows(name):
     torch.testing.assert_close(logits, torch.cat([function(x).logits for function in functions]), atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_a_mask_without_rows_cannot_be_folded():
     x = {"input_ids": torch.randint(3, VOCABULARY, (2, 5)), "decoder_input_ids": torch.ones(2, 2, dtype=torch.long)}
     assert not folded("m2m_100", range(1)).is_foldable(x, 2)

@@ -177,6 +177,7 @@ def with_dropout_in_the_last_block():
     return model
 
 
+@pytest.mark.slow
 def test_blocks_before_the_first_site_run_and_are_cached_once_for_all_draws():
     model, rows = with_dropout_in_the_last_block(), {"first": [], "last": []}
     plain = db.language.generate(model, prompts(), n_draws=6, max_new_tokens=4)
@@ -189,6 +190,7 @@ def test_blocks_before_the_first_site_run_and_are_cached_once_for_all_draws():
     assert counted.cache_bytes == (1 + 1 + 6) * one_draw
 
 
+@pytest.mark.slow
 def test_a_shared_prefix_changes_nothing_for_texts_of_single_draws():
     model = with_dropout_in_the_last_block()
     shared, alone = (
@@ -219,6 +221,7 @@ def test_adapters_are_drawn_from():
     torch.testing.assert_close(result.draw_log_probs[2, :, -1], said.detach(), atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_half_precision_is_judged_by_its_own_rounding():
     model = copy.deepcopy(sequence_model("llama")).to(torch.bfloat16)
     result = db.language.generate(model, prompts(), n_draws=2, **OPTIONS)
@@ -288,6 +291,7 @@ def test_sampling_is_a_record(function, more):
         function(lively("gpt2"), prompts(1), *more, sampling=None)
 
 
+@pytest.mark.slow
 def test_positions_with_axes_for_images_are_those_of_the_text():
     sizes = {"hidden_size": 16, "intermediate_size": 16}
     text = {"vocab_size": VOCABULARY, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
@@ -304,6 +308,7 @@ def test_positions_with_axes_for_images_are_those_of_the_text():
     torch.testing.assert_close(together.draw_log_probs[:, 1:], alone.draw_log_probs, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_the_encoder_of_experts_runs_once():
     layers = {
         f"{part}_{name}": size

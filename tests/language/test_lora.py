@@ -109,6 +109,7 @@ def test_the_files_are_pefts_own(exported):
     assert load_file(folders[0] / "adapter_model.safetensors").keys() == peft.get_peft_model_state_dict(model).keys()
 
 
+@pytest.mark.slow
 def test_adapters_of_experts_for_which_peft_has_no_dropout_can_be_dropped_and_exported(tmp_path):
     with pytest.raises(ValueError, match="does not work with lora_dropout"):
         adapted("Mixtral", target_modules=["q_proj"], target_parameters=EXPERTS)

@@ -156,6 +156,7 @@ def test_a_model_that_reads_the_tokens_after_is_refused():
         db.language.score(model, prompts(), torch.full((2, 2), 5), n_draws=2)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_model_counts_positions_in_its_own_way():
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}

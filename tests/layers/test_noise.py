@@ -41,6 +41,7 @@ def test_concrete_kl_is_the_authors_formula():
     torch.testing.assert_close(2 * layer.kl(Prior(length_scale=length_scale)) / n_data, theirs, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_concrete_drop_probability_falls_as_data_grow():
     """The more the data say, the less is dropped (Gal, Hron and Kendall 2017, figure 2)."""
     learnt = []

@@ -88,6 +88,7 @@ def test_draws_in_training_have_the_moments_of_q(name):
         assert_moments_of_q(layer, x, layer.train()(x.expand(4000, *x.shape)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_except(NOISES, "bernoulli", "dropped bias", "concrete", "gaussian"))
 @torch.no_grad()
 def test_intercepted_draws_have_the_moments_of_q(name):

@@ -47,6 +47,7 @@ def test_the_share_of_a_site_is_the_variance_with_its_dropout_alone():
         torch.testing.assert_close(why.by_site[:, index], expected)
 
 
+@pytest.mark.slow
 def test_units_have_the_shape_of_the_mask():
     net, x = build("convnet_with_batch_norm")
     why = explain(net, x)

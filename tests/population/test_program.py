@@ -42,6 +42,7 @@ def test_learned_drop_probability_goes_to_a_half_when_only_the_entropy_counts():
     torch.testing.assert_close(learned.drop_prob, torch.full((1, 2), 0.5, dtype=torch.float64), rtol=0, atol=0.02)
 
 
+@pytest.mark.slow
 def test_learned_drop_probability_falls_with_more_data():
     few, many = (toy(n, noise=0.05) for n in (40, 1000))
     member = Member(drop_prob=0.2, precision=100.0, learning_rate=0.01)

@@ -71,6 +71,7 @@ def test_the_distribution_function_at_a_quantile_is_its_level(level, freedom):
     torch.testing.assert_close(reached, torch.full_like(reached, level), rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("freedom", [3.0, 7.5])
 def test_the_crps_of_students_t_is_its_integral(freedom):
     mixture, y = random_mixture(freedom, shape=(2,)), torch.tensor([45.0, 90.0], dtype=F64)
@@ -101,6 +102,7 @@ def test_many_degrees_of_freedom_are_a_gaussian():
     torch.testing.assert_close(student.crps(y), gauss.crps(y), rtol=1e-2, atol=0)
 
 
+@pytest.mark.slow
 def test_outputs_share_their_draws_in_the_density_and_have_marginals_of_their_own():
     mixture = random_mixture((3.0, math.inf), shape=(6, 2))
     y = torch.full((6, 2), 52.0, dtype=F64)

@@ -71,6 +71,7 @@ def test_better_predictions_move_every_score_in_its_direction():
         assert good[name] > bad[name] if score.better == "higher" else good[name] < bad[name]
 
 
+@pytest.mark.slow
 def test_every_score_that_is_a_mean_has_the_error_of_resampled_rows(mixture):
     draws, y = mixture
     rows = outcomes(draws, y)

@@ -83,6 +83,7 @@ def test_a_harmful_fit_is_not_returned(monkeypatch):
     assert "no drop probabilities were good enough" in str(tuning)
 
 
+@pytest.mark.slow
 def test_each_unit_has_the_rate_of_its_outcomes():
     torch.manual_seed(0)
     net, x, keep = nn.Sequential(nn.Dropout(0.1), nn.Linear(6, 1)), torch.randn(1500, 6), torch.ones(6)
@@ -100,6 +101,7 @@ def test_each_unit_has_the_rate_of_its_outcomes():
     torch.testing.assert_close(drawn.double(), x[:50].double().square() @ (found / (1 - found)), rtol=0.1, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_units_of_a_network_without_dropout_have_rates_as_well():
     net, x, y = of_one_layer(0.3, n=600)
     tuning = tune_dropout(nn.Sequential(net[0], net[1], net[3]), x, y, per="unit", n_draws=50)
@@ -129,6 +131,7 @@ def test_the_noise_is_that_of_the_draws():
     assert fitted_noise(outputs, y).precision == pytest.approx(100, rel=0.1)
 
 
+@pytest.mark.slow
 def test_classes_of_an_overconfident_network_gain():
     torch.manual_seed(0)
     x = torch.randn(600, 2)
@@ -165,6 +168,7 @@ def test_the_covariance_is_the_weighted_sum_of_the_layers():
     torch.testing.assert_close(torch.einsum("g,grkl->rkl", ratios, parts.covariances[:-1]), covariance(net, x))
 
 
+@pytest.mark.slow
 def test_recurrent_and_attention_modules_have_settings_too():
     net = Module(lambda m, x: m.head(m.att(*[m.rnn(x)[0]] * 3)[0].mean(1)), head=nn.Linear(4, 1),
                  rnn=nn.LSTM(3, 4, 2, dropout=0.2, batch_first=True),
@@ -242,6 +246,7 @@ def test_without_a_tolerance_the_best_probability_is_taken():
     assert tuning.network[2].p == 0.3 and net[2].p == 0.05 and tuning.gain > 3 * tuning.standard_error
 
 
+@pytest.mark.slow
 def test_a_layer_that_add_dropout_replaces_has_the_rate_too():
     torch.manual_seed(0)
     net = Module(lambda m, x: m.head(m.rnn(x)[0].mean(1)), head=nn.Linear(4, 1), rnn=nn.GRU(3, 4, batch_first=True))
@@ -306,6 +311,7 @@ def fitted():
     return language_model_and_text()
 
 
+@pytest.mark.slow
 def test_on_a_text_the_largest_probability_within_the_nats_per_token_is_chosen(fitted):
     model, text = fitted
     options = {"tolerance": 0.05, "drop_probs": [0.01, 0.1, 0.3], "n_draws": 8}
@@ -327,6 +333,7 @@ class Logits(nn.Module):
         return self.model(ids).logits
 
 
+@pytest.mark.slow
 def test_the_log_likelihood_of_a_text_is_that_of_the_mean_over_draws(fitted):
     model, text = fitted
     tuning = tune_dropout(
@@ -339,6 +346,7 @@ def test_the_log_likelihood_of_a_text_is_that_of_the_mean_over_draws(fitted):
     assert tuning.tried[0.2] == pytest.approx(float(expected), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_padding_does_not_count(fitted):
     model, text = fitted
     padded = torch.cat([torch.zeros(4, 3, dtype=torch.long), text[:4]], 1)
@@ -349,6 +357,7 @@ def test_padding_does_not_count(fitted):
     assert behind.tried[0.1] == pytest.approx(bare.tried[0.1], abs=1e-3)
 
 
+@pytest.mark.slow
 def test_on_a_text_none_is_an_answer(fitted):
     model, text = fitted
     tuning = tune_dropout(model, text, tolerance=0.0, drop_probs=[0.3, 0.5], n_draws=4)
@@ -373,6 +382,7 @@ class Summing(nn.Module):
         return input_ids.float().sum(1, keepdim=True)
 
 
+@pytest.mark.slow
 def test_a_text_has_one_rate_for_the_whole_network(fitted):
     tuning = tune_dropout(*fitted, drop_probs=[0.3], n_draws=2)
     assert list(tuning.tried) == [0.3]
@@ -380,6 +390,7 @@ def test_a_text_has_one_rate_for_the_whole_network(fitted):
         tune_dropout(*fitted, per="layer")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "rates"),
     [("GPT2", dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.1)), ("Llama", {"attention_dropout": 0.1})],

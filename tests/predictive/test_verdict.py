@@ -58,6 +58,7 @@ def test_a_spread_that_knows_the_errors_ranks_them_and_a_blind_one_does_not():
     assert any("does not rank" in sentence for sentence in blind.advice)
 
 
+@pytest.mark.slow
 def test_an_ensemble_is_worth_as_many_networks_as_reach_the_same():
     (x, y), members = numbers(), [trained(seed, drop_prob=0.0) for seed in range(4)]
     verdict = check(trained(), x, y, members=members)
@@ -151,6 +152,7 @@ def test_a_verdict_on_fractions_of_labels_ranks_shares_of_rows():
     assert soft.random_area == pytest.approx(0.9 * hard.random_area + 0.1 * (1 - hard.random_area))
 
 
+@pytest.mark.slow
 def test_few_rows_of_a_calibrated_network_are_not_called_miscalibrated():
     verdicts = [check(trained(), *numbers(25, seed=seed), likelihood=db.Gaussian(precision=10.0)) for seed in range(6)]
     advised = sum("calibrate them" in " ".join(verdict.advice) for verdict in verdicts)

@@ -30,6 +30,7 @@ def test_the_covariance_is_the_mean_over_weights_and_biases(distribution):
     assert ((RandomBias(TanH(0.8), distribution)(x) - terms.mean(-1)).abs() < 4.5 * error).all()
 
 
+@pytest.mark.slow
 def test_a_gaussian_bias_is_the_closed_form_and_a_uniform_phase_the_squared_exponential():
     x = inputs(3)
     torch.testing.assert_close(RandomBias(Erf(1.3), Normal(ZERO, 0.6))(x), Erf(1.3, 0.6)(x), rtol=0, atol=5e-5)
@@ -37,6 +38,7 @@ def test_a_gaussian_bias_is_the_closed_form_and_a_uniform_phase_the_squared_expo
     torch.testing.assert_close(RandomBias(Cosine(1.3), phase)(x), Cosine(1.3)(x), rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_features_and_the_finite_rank_process_draw_biases_from_their_distribution():
     layer, x = RandomBias(TanH(0.8), Laplace(ZERO, 0.7), nodes=12), inputs(4)
     phi = layer.features(3, width=60_000)(x)
@@ -46,6 +48,7 @@ def test_features_and_the_finite_rank_process_draw_biases_from_their_distributio
     torch.testing.assert_close(wide.mean(x), exact_process(layer, x, y, precision=10.0).mean(x), rtol=0, atol=0.2)
 
 
+@pytest.mark.slow
 def test_a_random_bias_takes_part_in_deep_processes():
     normal, plain = RandomBias(Erf(1.3), Normal(ZERO, 0.6), nodes=24), Erf(1.3, 0.6)
     x = inputs(4)

@@ -60,6 +60,7 @@ def test_deep_covariance_of_hard_inputs_is_positive_semi_definite_and_smooth(las
     assert eigenvalues[0] > -1e-7 * eigenvalues[-1]
 
 
+@pytest.mark.slow
 def test_wide_deep_network_draws_have_the_deep_covariance():
     x = GRID[::4]
     layers = [TanH(0.7, 0.5), ReLU(1.0, 0.4)]

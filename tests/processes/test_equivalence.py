@@ -143,6 +143,7 @@ def test_optimal_last_layer_is_where_the_papers_objective_is_flat():
     assert slope.abs().max() < 1e-12
 
 
+@pytest.mark.slow
 def test_variational_variance_falls_as_the_inverse_width_below_that_of_the_process():
     """With keep_prob held fixed the masks average out: a narrow network overstates and a wide one understates."""
     x, y = toy_data()
@@ -157,6 +158,7 @@ def test_variational_variance_falls_as_the_inverse_width_below_that_of_the_proce
     assert rate == pytest.approx(-1.0, abs=0.05)
 
 
+@pytest.mark.slow
 def test_trained_variational_network_underestimates_the_variance_of_the_process():
     x, y = toy_data()
     process = exact_process(ReLU(), x, y, precision=PRECISION)
@@ -171,6 +173,7 @@ def test_trained_variational_network_underestimates_the_variance_of_the_process(
     assert ratio.max() < 0.5
 
 
+@pytest.mark.slow
 def test_variational_network_is_sure_in_a_gap_where_the_process_is_not():
     x = torch.cat([torch.linspace(-2.2, -0.6, 12), torch.linspace(0.8, 2.0, 9)]).double()[:, None]
     y = torch.sin(2 * x[:, 0])

@@ -67,6 +67,7 @@ def test_every_truncation_is_refused_with_one_exception_class(tmp_path):
         storage.parse(contents + b"\0", kinds=["Toy"])
 
 
+@pytest.mark.slow
 def test_twenty_thousand_bit_flips_are_refused_with_one_exception_class(tmp_path):
     contents = written(tmp_path / "m.safetensors").read_bytes()
     chance = random.Random(0)

@@ -104,6 +104,7 @@ def test_stratified_units_are_dropped_as_evenly_as_integers_allow(drop_prob):
     assert ((dropped - 100 * drop_prob).abs() < 1 + 1e-6).all()
 
 
+@pytest.mark.slow
 def test_drop_probabilities_are_not_rounded_to_sixteen_bits():
     # 0.4 of the spacing 1/65536: rounding to it would drop nothing.
     drop_prob = 0.4 / 65536

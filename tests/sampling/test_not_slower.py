@@ -168,6 +168,7 @@ def test_a_prediction_takes_the_passes_of_its_draws_and_few_more(name, first):
     assert calls <= most and rows <= 64 * most, (calls, rows / 64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [micro_batches, a_drop_probability_by_chance])
 def test_networks_that_cut_their_rows_or_choose_their_rate_have_the_law_of_the_loop(make):
     net, x = made(make)
@@ -200,6 +201,7 @@ def test_experts_that_a_pass_may_skip_are_learned_once(make):
     assert calls <= 33, calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [experts_skipped, experts_met_by_chance])
 def test_experts_that_were_learned_have_the_law_of_the_loop(make):
     net, x = made(make)
@@ -503,6 +505,7 @@ def texts():
     return Noted(function, e=nn.Embedding(9, 8), l=layer, o=nn.Linear(8, 2)), None
 
 
+@pytest.mark.slow
 def test_texts_of_many_lengths_are_inspected_once_each_at_most():
     net, _ = made(texts)
     tokens = torch.randint(0, 9, (1, 24), generator=torch.Generator().manual_seed(0))

@@ -133,6 +133,7 @@ def test_exact_moments_are_those_of_all_masks(activation):
     torch.testing.assert_close(prediction.epistemic, variance.detach())
 
 
+@pytest.mark.slow
 def test_what_somebody_put_in_the_place_of_torchs_own_is_called(monkeypatch):
     net, x, dropout, called = pair("hidden only")[0], torch.randn(4, 3), F.dropout, nn.Module.__call__
     plain = db.predict(net, x)

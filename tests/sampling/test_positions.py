@@ -102,6 +102,7 @@ def test_the_architectures_are_of_four_kinds_and_at_least_twenty():
     assert min(map(len, (DECODERS, ENCODER_DECODERS, HYBRIDS, STATE_SPACES))) >= 3
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_without_positions_a_step_has_other_masks_than_the_whole_sequence():
     ids, mask = unequal_prompts("left")
@@ -110,6 +111,7 @@ def test_without_positions_a_step_has_other_masks_than_the_whole_sequence():
     assert (stepwise(function, "gpt2", ids, mask) - whole)[mask.bool()].abs().max() > 1e-2
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_draw_that_skips_layers_keeps_the_masks_of_the_others():
     """LayerDrop of the encoder: a skipped layer takes its sites along, and the others keep their masks."""

@@ -183,6 +183,7 @@ def test_noise_that_is_drawn_in_evaluation_too_is_switched_on_beside_another_end
     assert_law(net, torch.linspace(-1, 1, 12).reshape(3, 4), reference=reference)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number", [lambda: random.uniform(0, 1), lambda: np.random.uniform(0, 1)], ids=["Python", "NumPy"]
 )

@@ -233,6 +233,7 @@ def test_random_operations_that_take_no_generator_are_refused_by_name():
     assert torch.equal(state, torch.get_rng_state())
 
 
+@pytest.mark.slow
 def test_numbers_drawn_until_they_meet_a_condition_are_refused_with_the_remedy():
     def rejected(m, h):
         scale = torch.rand(1)

@@ -185,6 +185,7 @@ def test_a_run_may_be_continued_by_the_network_that_it_trained(tmp_path):
     assert interrupted(tmp_path / "c", net=net, epochs=5) == interrupted(None, epochs=5)
 
 
+@pytest.mark.slow
 def test_every_bit_flip_and_truncation_is_refused_with_one_class_of_error(tmp_path):
     interrupted(tmp_path / "c", epochs=1)
     contents, chance = (tmp_path / "c").read_bytes(), random.Random(0)

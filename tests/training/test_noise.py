@@ -12,6 +12,7 @@ from dropbayes.training import Objective, Optimization, fit
 from dropbayes.training.optimization import ModelNoise
 
 
+@pytest.mark.slow
 def test_a_learned_precision_ends_at_the_inverse_of_the_mean_squared_error(tmp_path):
     torch.manual_seed(0)
     x = torch.randn(400, 2)
@@ -39,6 +40,7 @@ def test_the_callers_optimiser_keeps_nothing_of_the_precision():
     assert optimizer.state_dict()["state"].keys() == {0, 1} and len(optimizer.state) == 2
 
 
+@pytest.mark.slow
 def test_every_output_learns_a_precision_of_its_own(tmp_path):
     torch.manual_seed(0)
     x = torch.randn(400, 2)

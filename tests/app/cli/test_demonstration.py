@@ -152,6 +152,7 @@ def test_the_next_commands_work_on_what_it_wrote(quick, tmp_path):
         assert out.exists()
 
 
+@pytest.mark.slow
 def test_the_report_is_told_as_json(monkeypatch, tmp_path):
     for name, value in QUICK.items():
         monkeypatch.setitem(demonstration.SETTINGS, name, value)

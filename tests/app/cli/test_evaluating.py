@@ -94,6 +94,7 @@ def test_evaluate_leaves_out_rows_without_target_and_prints_a_table(models, tmp_
     assert "3 rows without a target left out" in result.err
 
 
+@pytest.mark.slow
 def test_evaluate_holds_one_window_of_a_table_and_ranks_every_so_many_rows(models, tmp_path, monkeypatch):
     model, path = load(models / "numbers"), tmp_path / "many.csv"
     path.write_text(table(300, seed=3))
@@ -227,6 +228,7 @@ def test_a_report_on_the_training_rows_says_so_in_its_title(models, tmp_path):
     assert "price: train.csv, the rows it was fitted to</title>" in (tmp_path / "r.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_model_fitted_along_the_time_is_drawn_along_it(tmp_path):
     days = [f"20{10 + k // 12}-{1 + k % 12:02d}-01" for k in range(60)]
     table = tmp_path / "sales.csv"

@@ -66,6 +66,7 @@ def test_a_coverage_that_changes_nothing_is_noted(models, tmp_path):
         assert ("--coverage is that of intervals and of conformal sets" in result.err) == noted
 
 
+@pytest.mark.slow
 def test_automatic_draws_are_those_of_the_predictor(models):
     result = run("predict", models / "numbers", models / "new.csv", "-o", "-", "--n-draws", "auto", "--max-draws", 100)
     rows = rows_of(result.text)

@@ -115,6 +115,7 @@ def test_workers_end_with_a_driver_that_was_killed(models, tmp_path):
     assert workers and psutil.wait_procs(workers, timeout=60)[1] == []
 
 
+@pytest.mark.slow
 def test_a_dask_frame_gets_the_columns_of_a_prediction_partition_by_partition(predictor):
     frames = pytest.importorskip("dask.dataframe", reason="the extra `dask` is not installed")
     table = rows(60)

@@ -232,6 +232,7 @@ def test_predictions_that_stop_at_other_errors_share_no_batch(models):
     assert len(keys) == 2
 
 
+@pytest.mark.slow
 def test_automatic_draws_meet_their_tolerance(models, columns):
     columns = rows_of(columns, slice(20))
     predictor = db.Predictor.load(models / "numbers", n_draws="auto", tolerance=0.02)

@@ -136,6 +136,7 @@ def test_every_table_downloads_as_it_is_shown(regressor):
     assert {row["score"]: row["value"] for row in measured["scores.csv"]}["RMSE"][:6] == page.scores["RMSE"][0][:6]
 
 
+@pytest.mark.slow
 def test_a_table_wider_than_its_card_keeps_its_caption_in_view_while_it_scrolls(browser, tmp_path, regressor):
     x, y = regression_rows(60)
     wide = {f"a column with a long name {k}": [1e5 * k + 0.123456] * 60 for k in range(4)}
@@ -154,6 +155,7 @@ def test_a_table_wider_than_its_card_keeps_its_caption_in_view_while_it_scrolls(
     tab.close()
 
 
+@pytest.mark.slow
 def test_the_bars_of_the_features_can_be_compared_at_any_width(browser, tmp_path, regressor):
     x, y = regression_rows(60)
     (tmp_path / "page.html").write_text(report(regressor, x, y, target="t"), encoding="utf-8")

@@ -174,6 +174,7 @@ def test_a_head_that_does_not_end_is_given_up_at_its_deadline(models):
         assert live.get("/v2/health/live")[0] == 200
 
 
+@pytest.mark.slow
 def test_connections_that_are_owed_nothing_make_room_for_others(models):
     with live_server(
         models / "numbers", before="import dropbayes.app.serving.server as s; s._MAX_CONNECTIONS = 4"
@@ -406,6 +407,7 @@ server._work = wait_and_work
 """
 
 
+@pytest.mark.slow
 def test_a_reload_that_is_asked_for_before_the_server_can_do_it_waits(models):
     with live_server(models / "numbers", before=EARLY_RELOAD) as live:
         assert live.infer(columns_request(COLUMNS))[0] == 200

@@ -14,6 +14,7 @@ from dropbayes.estimators.columns.notation import notation_of
 from tests.estimators.columns.places import texts
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(

@@ -74,6 +74,7 @@ def test_many_blocks_of_queries_and_keys_are_one_softmax():
     torch.testing.assert_close(result.double(), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", slow_except([None, ROWS], None))
 def test_more_draws_than_a_byte_holds_and_entries_of_a_row_in_the_batch_are_told_apart(rows):
     q, k, v = projections(3, 5, heads=1, key_heads=1, batch=9 * 2 * 3)
@@ -83,6 +84,7 @@ def test_more_draws_than_a_byte_holds_and_entries_of_a_row_in_the_batch_are_told
     torch.testing.assert_close(result.double(), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", slow_except([None, -0.3], None))
 def test_whole_blocks_need_no_bounds(scale):
     q, k, v = projections(128, 64, features=16, heads=1, key_heads=1, batch=1)
@@ -97,18 +99,21 @@ def test_a_causal_query_sees_no_later_key():
     check(*projections(70, 70, heads=1, key_heads=1), Keys(5, 12), ROWS, expected_mask=causal, is_causal=True)  # type: ignore[call-arg]
 
 
+@pytest.mark.slow
 def test_a_query_that_attends_to_nothing_gives_zero():
     allowed = torch.rand(BATCH, 1, 19, 37, device=DEVICE) > 0.5
     allowed[:, :, 3] = False
     check(*projections(19, 37), Keys(5, 12), ROWS, attn_mask=allowed)  # type: ignore[call-arg]
 
 
+@pytest.mark.slow
 def test_an_additive_mask_is_broadcast_to_the_scores():
     added = torch.randn(HEADS, 1, 37, device=DEVICE)
     added[:, :, :4] = -torch.inf
     check(*projections(19, 37), Keys(5, 12), ROWS, attn_mask=added)  # type: ignore[call-arg]
 
 
+@pytest.mark.slow
 def test_keys_may_have_fewer_heads_than_queries():
     check(*projections(19, 37, key_heads=1), Keys(5, 12), ROWS)  # type: ignore[call-arg]
 

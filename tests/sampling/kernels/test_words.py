@@ -35,6 +35,7 @@ def test_the_kernels_give_the_published_masks():
         assert "".join("01"[kept] for kept in kernel_mask(case, case["drop_prob"]).tolist()) == case["value"]
 
 
+@pytest.mark.slow
 def test_a_word_is_kept_from_its_own_value_down():
     # A drop probability of w / 2³² keeps the word w and of (w + 1) / 2³² drops it: this pins every bit of the word.
     for case in PUBLISHED["words"]:
@@ -43,6 +44,7 @@ def test_a_word_is_kept_from_its_own_value_down():
         assert word == 2**32 - 1 or not kernel_mask(case, (word + 1) / 2**32)[-1]
 
 
+@pytest.mark.slow
 def test_bits_of_eight_draws_are_the_published_masks():
     for case in PUBLISHED["masks"]:
         keys, draws, rows = coordinates(case)
