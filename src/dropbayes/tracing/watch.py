@@ -110,7 +110,8 @@ class Watch(TorchDispatchMode):
         self, func: OpOverload, types: Any, args: Arguments = (), kwargs: NamedArguments | None = None
     ) -> PyTree:
         if not isinstance(func, OpOverload):  # torch.cond and its like, whose operations pass by
-            raise NotImplementedError(f"`net` must not call torch.{func}: its branches hide their dropout. Use `if`.")
+            remedy = "scaled_dot_product_attention" if "attention" in str(func) else "`if` or `for`"
+            raise NotImplementedError(f"`net` must not call {func}, which hides its operations. Use {remedy}.")
         kwargs, name = kwargs or {}, func.overloadpacket.__name__
         given = {key for tensor in _tensors((*args, *kwargs.values())) if (key := storage(tensor))}
         tags, by_generator = func.tags, False
