@@ -70,7 +70,7 @@ class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
             if n_present < 2:
                 raise ValueError(f"`y` must have at least 2 classes; got {n_present} class.")
             if not warm:
-                self.classes_, self.temperature_, self.forest_, self.boosted_ = classes, 1.0, None, None
+                self.classes_, self.temperature_ = classes, 1.0
                 self.class_shares_ = _class_shares(codes, weight, len(classes))
             self._learn(x, codes.astype(np.int64), weight, groups, times)
         if not warm:

@@ -51,7 +51,7 @@ class Ensemble(ABC):
     """The common base of regression and classification ensembles, with the parameters that these were fitted with."""
 
     saved_as: ClassVar[str]  #: The kind written to its model file.
-    records: ClassVar[dict[str, tuple[str, Any]]] = {}
+    records: ClassVar[dict[str, tuple[str, Any]]] = {"forest_": ("forest", Trees), "boosted_": ("boosted", Trees)}
     """The attributes that a file holds as tensors if they are not None, with their name there and their class."""
 
     population_: Population
@@ -63,6 +63,8 @@ class Ensemble(ABC):
     frame_columns_: Schema | None
     missing_values_: MissingValues | None
     bins_: Bins | None
+    forest_: Trees | None = None
+    boosted_: Trees | None = None
     recalibration: Any = None
     """The recalibration applied to predictions (`dropbayes.estimators.recalibration`), if any."""
 
@@ -206,11 +208,17 @@ class Ensemble(ABC):
     def _set_class_state(self, settings: dict[str, Any]) -> None:
         """Restores what `_class_state` returned."""
 
-    def _check_trees(self, trees: Trees, n_outputs: int) -> None:
-        """Raises unless trees of a file fit the inputs and the outputs."""
-        known = (trees.column >= 0) & (trees.column < self._n_columns)
-        if trees.value.shape[1] != n_outputs or not bool(known.all()):
-            raise ValueError(f"trees must compare {self._n_columns} columns and have {n_outputs} outputs")
+    @property
+    def _trees(self) -> list[Trees]:
+        """The trees beside the networks."""
+        return [trees for trees in (self.forest_, self.boosted_) if trees is not None]
+
+    def _check_trees(self, n_outputs: int) -> None:
+        """Raises unless the trees of a file fit the inputs and the outputs."""
+        for trees in self._trees:
+            known = (trees.column >= 0) & (trees.column < self._n_columns)
+            if trees.value.shape[1] != n_outputs or not bool(known.all()):
+                raise ValueError(f"trees must compare {self._n_columns} columns and have {n_outputs} outputs")
 
 
 def _in_blocks(function: Callable[[Tensor], Tensor], x: Tensor, n_rows: int = _PRODUCT_ROWS) -> Tensor:
@@ -233,13 +241,12 @@ class RegressionEnsemble(Ensemble):
 
     saved_as = "DropoutRegressor"
     records: ClassVar[dict[str, tuple[str, Any]]] = {
+        **Ensemble.records,
         "noise_": ("noise", StudentNoise),
         "extrapolation_": ("distance", Extrapolation),
         "bounds_": ("bounds", Bounds),
         "process_": ("process", Process),
         "atoms_": ("atoms", Atoms),
-        "forest_": ("forest", Trees),
-        "boosted_": ("boosted", Trees),
     }
     noise: str
     noise_: StudentNoise | None
@@ -248,8 +255,6 @@ class RegressionEnsemble(Ensemble):
     bounds_: Bounds | None = None
     process_: Process | None = None
     atoms_: Atoms | None = None
-    forest_: Trees | None = None
-    boosted_: Trees | None = None
     one_column_: bool
 
     def _head(self) -> str:
@@ -403,22 +408,18 @@ class RegressionEnsemble(Ensemble):
     def _set_class_state(self, settings: dict[str, Any]) -> None:
         self.one_column_ = settings["one_column"]
         self.transform_ = TargetTransform(**settings["transform"])
-        for trees in filter(None, (self.forest_, self.boosted_)):
-            self._check_trees(trees, 1)
-            if not 0 < float(trees.weight) < 1:
-                raise ValueError("the share of trees among the draws must lie between 0 and 1")
+        self._check_trees(n_outputs=1)
+        if not all(0 < float(trees.weight) < 1 for trees in self._trees):
+            raise ValueError("the share of trees among the draws must lie between 0 and 1")
 
 
 class ClassEnsemble(Ensemble):
     """An ensemble that predicts classes."""
 
     saved_as = "DropoutClassifier"
-    records: ClassVar[dict[str, tuple[str, Any]]] = {"forest_": ("forest", Trees), "boosted_": ("boosted", Trees)}
     classes_: np.ndarray
     class_shares_: np.ndarray
     temperature_: float
-    forest_: Trees | None = None
-    boosted_: Trees | None = None
 
     def _head(self) -> str:
         return "categorical"
@@ -432,9 +433,8 @@ class ClassEnsemble(Ensemble):
         """Yields each block of rows with its `draws`; see `RegressionEnsemble.predictive_blocks`."""
         x = self._inputs(X)
         for rows, _, outputs in self._output_blocks(x):
-            logits, known = outputs.double().cpu(), [trees for trees in (self.forest_, self.boosted_) if trees]
-            shift = sum(trees.weight * trees.evidence(x[rows], self.class_shares_) for trees in known)
-            draws = tempered(logits, self.temperature_, self.class_shares_, shift).exp().flatten(0, 1)
+            shift = sum(trees.weight * trees.evidence(x[rows], self.class_shares_) for trees in self._trees)
+            draws = tempered(outputs.double().cpu(), self.temperature_, self.class_shares_, shift).exp().flatten(0, 1)
             if self.recalibration is not None:
                 draws = self.recalibration.probabilities(draws, self.class_shares_)
             yield rows, draws
@@ -500,5 +500,4 @@ class ClassEnsemble(Ensemble):
         self.class_shares_ = np.asarray(settings["class_shares"], dtype=np.float64)
         if self.class_shares_.shape != (n_classes,) or not (self.class_shares_ > 0).all():
             raise ValueError(f"'class_shares' must hold a positive share for each of the {n_classes} classes")
-        for trees in filter(None, (self.forest_, self.boosted_)):
-            self._check_trees(trees, n_classes)
+        self._check_trees(n_classes)

@@ -89,7 +89,7 @@ class DropoutEstimator(Parameters, Ensemble):
             return
         bins = Bins.of(x, max_inputs=self._effort.bin_inputs) if self._is_searched else None
         self.bins_ = bins if bins and bins.n_inputs else None
-        self.process_ = None  # of an earlier fit
+        self.process_ = self.forest_ = self.boosted_ = None  # of an earlier fit
         offset, gap = self._offset_and_gap(Task(x, y, weight), in_groups=groups is not None)
         x = self._with_bins(x)
         self.rows_tested_ = min(len(x), _REMEMBERED_ROWS)  # in case `partial_fit` follows

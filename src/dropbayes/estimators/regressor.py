@@ -133,7 +133,6 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
             for transform in [self.transform_] if warm else candidate_transforms(self.target_transform, y):
                 if not warm:
                     self.noise_ = self.extrapolation_ = self.bounds_ = self.atoms_ = None
-                    self.forest_ = self.boosted_ = None
                     self.__dict__.pop("population_", None)  # of another scale
                 self.transform_ = transform
                 self._learn(x, self._transform(y), weight, groups, times)
