@@ -1,6 +1,7 @@
 """Tests of the noise model: against torch's distributions, its gradient, and what it recovers."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -63,13 +64,15 @@ def test_the_density_of_light_tails_and_unshrunk_draws_is_the_papers():
 
 def test_the_derivatives_of_the_density_are_those_of_finite_differences():
     source = torch.Generator().manual_seed(0)
-    error, deviation = (torch.randn(3, n, 7, dtype=F64, generator=source) for n in (1, 5))
-    log_scale = torch.randn(3, 7, dtype=F64, generator=source).requires_grad_()
-    shrink, spread = (torch.rand(3, dtype=F64, generator=source).requires_grad_() for _ in range(2))
-    freedom = (3 + 5 * torch.rand(3, dtype=F64, generator=source)).requires_grad_()
-    density = noise_model._MixtureDensity.apply
-    moved = log_scale, shrink, spread, freedom
-    assert torch.autograd.gradcheck(lambda *values: density(error, deviation, *values), moved)
+    draws, y, features = (torch.randn(1, *shape, dtype=F64, generator=source) for shape in ((5, 7), (7,), (7, 1)))
+    noise = noise_of(0.7, 0.3, 5.0, spread=0.4)
+    learned = {name: getattr(noise, name).requires_grad_() for name in noise_model._LEARNED}
+
+    def density(*values):
+        moved = replace(noise, **dict(zip(learned, values, strict=True)))
+        return noise_model.log_density(moved, draws, features, y)
+
+    assert torch.autograd.gradcheck(density, tuple(learned.values()))
 
 
 def test_the_mixture_in_the_units_of_y_has_the_fitted_density():

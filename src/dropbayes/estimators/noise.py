@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -112,50 +111,14 @@ def noise_features(x: Tensor, draws: Tensor) -> Tensor:
 
 def log_density(noise: StudentNoise, draws: Tensor, features: Tensor, y: Tensor) -> Tensor:
     r"""$\log p(y \mid \mathbf x)$ of outcomes `[output, row]` from standardised draws `[output, draw, row]`."""
-    centre = draws.mean(1, keepdim=True)
-    density: Tensor = _MixtureDensity.apply(
-        y[:, None] - centre, draws - centre, noise.log_scale(features), noise.shrink, noise.spread, noise.freedom
-    )
-    return density
-
-
-class _MixtureDensity(torch.autograd.Function):
-    r"""$\log \tfrac1T \sum_t \tfrac1{\sigma_t} \mathcal T_\nu\big((e - \kappa d_t)/\sigma_t\big)$ and its derivatives.
-
-    With $u_t = (e - \kappa d_t)/\sigma_t$ and $r_t$ the share of draw t in the density, the derivatives are means under
-    r: of $q = \tfrac{(\nu+1) u^2}{\nu + u^2} - 1$ for $\log\sigma$, of $q \epsilon$ for s, of
-    $\tfrac{(\nu+1) u}{\nu + u^2} \tfrac{d}{\sigma}$ for κ. They are computed with the value, in a third of autograd's
-    passes.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, error: Tensor, deviation: Tensor, log_scale: Tensor, shrink: Tensor, spread: Tensor, freedom: Tensor
-    ) -> Tensor:
-        score = scale_scores(deviation.shape[1]).to(deviation)[None, :, None]
-        apart = spread[:, None, None] * score
-        nu, inverse = freedom[:, None, None], torch.exp(-log_scale[:, None] - apart)
-        u = torch.addcmul(error, deviation, -shrink[:, None, None]).mul_(inverse)
-        squares = u.square()
-        log_term = torch.log1p(squares / nu)
-        exponent = (-0.5 * (nu + 1) * log_term).sub_(apart)
-        total = exponent.logsumexp(1)
-        share = exponent.sub_(total[:, None]).exp_()
-        pull = share * (nu + 1) / (squares + nu)  # r (ν + 1) / (ν + u²)
-        by_each = (pull * squares).sub_(share)
-        by_scale, by_spread = by_each.sum(1), (by_each * score).sum(1)
-        by_shrink = (pull * u * deviation * inverse).sum(1)
-        constant = torch.lgamma((freedom + 1) / 2) - torch.lgamma(freedom / 2) - 0.5 * torch.log(freedom * math.pi)
-        slope = 0.5 * (torch.digamma((freedom + 1) / 2) - torch.digamma(freedom / 2) - 1 / freedom)
-        by_freedom = slope[:, None] + 0.5 * (by_scale + 1) / freedom[:, None] - 0.5 * (share * log_term).sum(1)
-        ctx.save_for_backward(by_scale, by_shrink, by_spread, by_freedom)
-        return total + constant[:, None] - log_scale - math.log(deviation.shape[1])
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, Tensor, Tensor, Tensor, Tensor]:
-        by_scale, *others = ctx.saved_tensors
-        by_shrink, by_spread, by_freedom = ((gradient * values).sum(1) for values in others)
-        return None, None, gradient * by_scale, by_shrink, by_spread, by_freedom
+    log_scale, freedom, centre = noise.log_scale(features), noise.freedom, draws.mean(1, keepdim=True)
+    shrink, spread, nu = (values[:, None, None] for values in (noise.shrink, noise.spread, freedom))
+    apart = spread * scale_scores(draws.shape[1]).to(draws)[:, None]
+    inverse = torch.exp(-log_scale)[:, None] * torch.exp(-apart)  # of rows and of draws: no exponential of each pair
+    u = torch.addcmul(y[:, None] - centre, draws - centre, -shrink) * inverse
+    exponent = -0.5 * (nu + 1) * torch.log1p(u.square() / nu) - apart
+    constant = torch.lgamma((freedom + 1) / 2) - torch.lgamma(freedom / 2) - 0.5 * torch.log(freedom * math.pi)
+    return exponent.logsumexp(1) - log_scale + (constant - math.log(draws.shape[1]))[:, None]
 
 
 def fit_noise(
