@@ -81,10 +81,8 @@ def evaluate(population: Population, rows: Any, *, n_draws: int = 1000, seed: in
             moments.add(mean)
             noise.add(variance)
             log_sum = torch.logaddexp(log_sum, some.head.log_density(mean, variance, y[index]).logsumexp(0))
-        moments.finish()
-        noise.finish()
-        epistemic = moments.variance
-        groups.append((moments.mean, epistemic, epistemic + noise.mean, log_sum - math.log(n_draws)))
+        epistemic = moments.finish().variance
+        groups.append((moments.mean, epistemic, epistemic + noise.finish().mean, log_sum - math.log(n_draws)))
     mean, epistemic, variance, log_density = (torch.cat(values) for values in zip(*groups, strict=True))
     log_density = torch.where(population.diverged[:, None], -torch.inf, log_density)
     return Evaluation(mean, epistemic, variance, log_density, y, weight)

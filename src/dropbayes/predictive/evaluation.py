@@ -135,8 +135,7 @@ def evaluate(
             joint = LogMean()
             for block in blocks:
                 joint.add(functools.reduce(torch.add, [one.score(block.outputs[i]) for i, one in scored.items()]))
-            joint.finish()
-            joint_densities.append(joint.value)
+            joint_densities.append(joint.finish().value)
             results.append([one.results() for one in scored.values()])
         keep_state(net, inputs, plan.profile)
         offset += inputs.n_rows
@@ -226,8 +225,7 @@ class DrawScores(RowStatistics):
 
     def results(self, dtype: torch.dtype | None = torch.float64) -> dict[str, Tensor]:
         """The statistics of the rows by name, with `y`, their `log_likelihood`, and for numbers `pit`."""
-        self.densities.finish()
-        return super().results(dtype) | {"y": self.y, "log_likelihood": self.densities.value}
+        return super().results(dtype) | {"y": self.y, "log_likelihood": self.densities.finish().value}
 
 
 def row_scores(

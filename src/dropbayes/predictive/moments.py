@@ -269,8 +269,7 @@ def _summaries_until(
                     one.add(output, None if part.variances is None else part.variances[place])
                     means[place].add((output if one.likelihood is None else one.likelihood.mean(output)).double())
             for replicate, mean in zip(replicates, means.values(), strict=True):
-                mean.finish()
-                replicate.add(mean.value[None])
+                replicate.add(mean.finish().value[None])
             if count not in (check_at, last):
                 continue
             check_at = math.ceil(check_at * 1.5)
@@ -296,8 +295,7 @@ def _snapshot(statistics: Iterable[RowStatistics], replicates: list[Moments], n_
         summary = one.results()
         if not summary["mean"].isfinite().all():  # more draws would not help
             raise ValueError(NOT_FINITE)
-        means.finish()
-        error = (means.variance / (means.count - 1)).sqrt()  # of the mean of independent replicate means
+        error = (means.finish().variance / (means.count - 1)).sqrt()  # of the mean of independent replicate means
         deviation = (summary["epistemic"] + summary["aleatoric"]).double().sqrt()
         ratio = torch.where(error > 0, error / deviation, 0.0).reshape(n_rows, -1)
         largest = torch.maximum(largest, ratio.amax(1).nan_to_num(0.0).cpu())

@@ -150,12 +150,11 @@ class RowStatistics:
 
     def results(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """The statistics by name, `[row, ...]`."""
-        for grouped in (self.moments, *self.means.values()):
-            grouped.finish()
-        mean, epistemic = self.moments.mean, self.moments.variance
+        moments = self.moments.finish()
+        mean, epistemic = moments.mean, moments.variance
         if self.integrated is not None:  # the law of total variance over the last layer's masks
-            epistemic = epistemic + self.integrated / self.moments.count
-        statistics = self.of_moments(mean, epistemic) | {name: one.value for name, one in self.means.items()}
+            epistemic = epistemic + self.integrated / moments.count
+        statistics = self.of_moments(mean, epistemic) | {name: one.finish().value for name, one in self.means.items()}
         if isinstance(self.likelihood, ClassLikelihood):
             statistics["entropy"] = torch.special.entr(self.likelihood.class_probabilities(mean)).sum(-1)
             statistics["variation_ratio"] = 1 - statistics.pop("votes").amax(-1)  # the draws against the majority

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from typing import Self
 
 import numpy as np
 import torch
@@ -30,20 +31,18 @@ class _Groups(ABC):
         """Adds draws `[draw, ...]`, in order."""
         group = _LARGE_GROUP if draws[0].numel() <= _LARGE_ELEMENTS else _SMALL_GROUP
         self._waiting.append(draws)
-        n_waiting = sum(map(len, self._waiting))
-        if n_waiting < group:
-            return
-        joined = self._join()
-        whole = n_waiting - n_waiting % group
-        for full_group in joined[:whole].split(group):
-            self._count_in(full_group)
-        self._waiting = [joined[whole:]] if whole < n_waiting else []
+        if n_whole := sum(map(len, self._waiting)) // group:
+            groups = self._join().split(group)
+            for whole_group in groups[:n_whole]:
+                self._count_in(whole_group)
+            self._waiting = list(groups[n_whole:])
 
-    def finish(self) -> None:
-        """Adds the incomplete last group."""
+    def finish(self) -> Self:
+        """The statistic with the incomplete last group added."""
         if self._waiting:
             self._count_in(self._join())
             self._waiting = []
+        return self
 
     def _join(self) -> Tensor:
         return torch.cat(self._waiting) if len(self._waiting) > 1 else self._waiting[0]
