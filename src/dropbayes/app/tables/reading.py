@@ -85,13 +85,6 @@ class Source(contextlib.AbstractContextManager["Source"]):
         """The location of a row (counted from 0, the header not counted), in words; the table's name for -1."""
         return self.label if row < 0 else f"{self.label}, row {row + 1}"
 
-    @abstractmethod
-    def close(self) -> None:
-        """Ends reading, whether or not all rows were read."""
-
-    def __exit__(self, *failure: object) -> None:
-        self.close()
-
 
 def open_table(path: str | os.PathLike[str], *, delimiter: str | None = None, encoding: str | None = None) -> Source:
     """The table in a CSV or Parquet file; "-" is CSV from standard input.
@@ -245,7 +238,7 @@ class _CsvSource(Source):
                     place = self.place(n_rows - 1)
                     raise ValueError(f"{place}: a quotation mark is opened and never closed.") from None
 
-    def close(self) -> None:
+    def __exit__(self, *failure: object) -> None:
         self._raw.close()
 
     # --- messages, for which the file is read again ---------------------------------------------------------------
@@ -341,7 +334,7 @@ class _ParquetSource(Source):
         except (pa.ArrowException, OSError) as error:
             raise ValueError(f"{self.label} is a damaged Parquet file ({_first_sentence(error)}).") from None
 
-    def close(self) -> None:
+    def __exit__(self, *failure: object) -> None:
         self._file.close(force=True)
 
 
