@@ -478,3 +478,15 @@ def test_weights_that_an_earlier_pass_computed_are_copied(compute, copied):
     torch.testing.assert_close(bayesian(x), expected)
     assert [site.drop_prob for site in sites(bayesian, x)] == [0.2, 0.2]
     assert all((a is b) != copied for a, b in zip(bayesian.parameters(), net.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("where", "kind", "message"),
+    [
+        (3, TypeError, "must be names of modules or a function"),
+        ([3, "a"], ValueError, r"must name modules of `net`; got \[3, 'a'\]"),
+    ],
+)
+def test_a_choice_of_layers_that_is_no_name_is_refused(where, kind, message):
+    with pytest.raises(kind, match=f"`where` {message}"):
+        add_dropout(nn.Linear(2, 1), where=where)

@@ -103,3 +103,8 @@ def test_prior_refuses_negative_length_scales_and_is_frozen():
         Prior(bias_length_scale=-1.0)
     with pytest.raises(AttributeError):
         Prior().length_scale = 2.0
+
+
+def test_length_scales_of_layers_without_names_are_refused():
+    with pytest.raises(TypeError, match=r"`per_layer` must map names to length-scales, .*; got \[1.0\]"):
+        Prior(per_layer=[1.0])

@@ -22,7 +22,7 @@ from torch.utils._pytree import PyTree
 
 from dropbayes.layers import hooks, recurrent, structure
 from dropbayes.layers.noise import check_drop_prob
-from dropbayes.runtime.validation import check_choice
+from dropbayes.runtime.validation import check_choice, check_type
 from dropbayes.tracing import Site, draw_or_mean
 from dropbayes.tracing.views import check_unscripted, checked_network
 
@@ -172,13 +172,15 @@ def add_dropout(
     check_drop_prob(drop_prob)
     check_choice("units", units, ("channel", "element"))
     check_choice("row_axis", row_axis, (None, 0, 1))
+    if where is not None and not callable(where):
+        check_type("where", where, Iterable, "be names of modules or a function of (name, module)")
     check_unscripted(checked_network(net))
     result = _copied(net, weights=copy)
     names = set() if where is None or callable(where) else {where} if isinstance(where, str) else set(where)
     unknown = names - dict(result.named_modules()).keys()
     if unknown:
         raise ValueError(
-            f"`where` must name modules of `net`; got {sorted(unknown)}. List them with net.named_modules()."
+            f"`where` must name modules of `net`; got {sorted(unknown, key=str)}. List them with net.named_modules()."
         )
 
     def chosen(name: str, module: nn.Module) -> bool:

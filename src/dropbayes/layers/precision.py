@@ -121,6 +121,8 @@ class Prior:
             raise ValueError(f'`hidden_length_scale` must be a number or "fan_in"; got {hidden!r}.')
         if hidden not in (None, "fan_in"):
             check_positive("hidden_length_scale", hidden)
+        if not hasattr(self.per_layer, "items"):
+            raise TypeError(f'`per_layer` must map names to length-scales, as {{"2": 1.0}}; got {self.per_layer!r}.')
         for name, value in self.per_layer.items():
             check_positive(f"per_layer[{name!r}]", value, allow_zero=True)
         check_choice("applies_to", self.applies_to, ("active", "stored"))
