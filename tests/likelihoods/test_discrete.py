@@ -219,3 +219,9 @@ def test_a_probability_has_the_same_bits_wherever_its_logit_lies(dtype):
     for size in range(1, 40):
         for first in (0, 1, 7):
             assert torch.equal(Bernoulli().mean(logits[first : first + size].clone()), whole[first : first + size])
+
+
+@pytest.mark.parametrize("label", [-100, 3])
+def test_labels_that_no_class_has_are_named(label):
+    with pytest.raises(ValueError, match=f"`y` must hold class labels from 0 to 2, .*from {label} to {label}"):
+        Categorical().log_density(torch.randn(6, 4, 3), torch.full((4,), label))

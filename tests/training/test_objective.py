@@ -194,3 +194,9 @@ def test_half_precision_networks_have_the_divergence_and_the_bound_of_their_weig
         for net, out in ((half, output), (full, output.float()))
     ]
     torch.testing.assert_close(*bounds, rtol=2e-3, atol=0.0)
+
+
+def test_a_target_that_is_one_number_is_refused():
+    net = nn.Linear(2, 1)
+    with pytest.raises(ValueError, match=r"`y` must hold the targets of the mini-batch, .*; got the number 3"):
+        negative_elbo(net, net(torch.ones(4, 2)), 3.0, likelihood=Gaussian(1.0), prior=PRIOR, n_data=4)

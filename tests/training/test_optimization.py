@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 import dropbayes as db
 from dropbayes.layers import Prior, parameter_groups
@@ -103,3 +104,10 @@ def test_an_optimiser_that_needs_a_closure_is_refused():
     optimization = Optimization(torch.optim.LBFGS(net.parameters()))
     with pytest.raises(ValueError, match=r"`optimizer` must step by one gradient, without a closure; got LBFGS"):
         fit(net, *toy(), likelihood=db.Gaussian(4.0), optimization=optimization, epochs=1, device="cpu")
+
+
+def test_a_last_batch_of_one_row_is_refused_in_words_where_batch_norm_cannot_take_it():
+    net = nn.Sequential(nn.Linear(1, 4), nn.BatchNorm1d(4), nn.Dropout(0.1), nn.Linear(4, 1))
+    x = torch.randn(9, 1)
+    with pytest.raises(ValueError, match=r"`batch_size` must leave no batch of a single row.*; 9 rows leave one"):
+        fit(net, x, x, likelihood=db.Gaussian(4.0), epochs=1, batch_size=8, device="cpu")

@@ -76,8 +76,12 @@ class Categorical(ClassLikelihood):
                 "`y` must have the output's shape less its class axis; got y "
                 f"{tuple(y.shape)} against output {tuple(output.shape)} with class_axis={axis}."
             )
-        labels = y.long().expand(row_axes)[..., None]
-        return sum_events(log_probabilities.gather(-1, labels).squeeze(-1), y)
+        try:
+            found = log_probabilities.gather(-1, y.long().expand(row_axes)[..., None])
+        except RuntimeError:
+            self.check(output, y)  # names labels out of range
+            raise
+        return sum_events(found.squeeze(-1), y)
 
     def check(self, output: Tensor, y: Tensor | None = None) -> None:
         axis = self.axis if y is None else self.for_output(min(y.dim() + 1, output.dim())).axis

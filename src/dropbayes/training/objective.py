@@ -141,6 +141,8 @@ def negative_elbo(
     check_type("net", net, nn.Module, "be the network that gave `output`")
     check_type("output", output, Tensor, "be the network's output, a tensor")
     y = to_tensor(y, name="y").to(output.device)
+    if not y.dim():
+        raise ValueError(f"`y` must hold the targets of the mini-batch, one for each row; got the number {y.item():g}.")
     if len(y) > n_data:
         raise ValueError(f"`n_data` must count the whole training set; got {n_data!r} for {len(y)} rows of `y`.")
     misfit = row_misfit(likelihood, output, y, alpha=alpha).mean()

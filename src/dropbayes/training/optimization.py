@@ -203,7 +203,13 @@ def run_epoch(
                 group["lr"] = rate * factor
         if not step.graphed:  # a graph writes the gradients anew
             optimizer.zero_grad(set_to_none=True)  # also the precision, which is no parameter of the network
-        losses.append(step(batch))
+        try:
+            losses.append(step(batch))
+        except ValueError as error:
+            if len(batch.y) == 1 and "more than 1 value per channel" in str(error):
+                rule = "leave no batch of a single row, of which the BatchNorm in `net` has no variance"
+                raise ValueError(f"`batch_size` must {rule}; {rows.n_rows:,} rows leave one. Take another.") from None
+            raise
         optimizer.step()
     return float(sum(losses[1:], losses[0])) / len(losses)
 
