@@ -189,12 +189,13 @@ def test_plots_show_bars_and_maps():
         ({"baseline": float("nan") * torch.zeros(3)}, "`baseline` must be finite"),
         ({"baseline": torch.zeros(3)}, "`baseline` must have the shape of a row"),
         ({"names": ["a"]}, "`names` must name each feature"),
+        ({"names": 3}, "`names` must be a list of the features' names; got 3"),
         ({"positions": True}, "`positions`"),
     ],
 )
 def test_wrong_arguments_are_refused(options, words):
     net, x = table()
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises((ValueError, TypeError), match=words):
         explain(net, x, **options)
 
 

@@ -8,7 +8,7 @@ that it adds to that of a baseline, by Shapley's rule for a table, to first orde
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dropbayes.linear.passes import LinearPlan, linear_plan
 from dropbayes.runtime.formatting import Table
-from dropbayes.runtime.validation import NOT_FINITE, finite_tensor, needed_for
+from dropbayes.runtime.validation import NOT_FINITE, check_type, finite_tensor, needed_for
 from dropbayes.sampling import Inputs, Sampling, as_inputs, check_sampling
 from dropbayes.tracing import Site
 
@@ -148,6 +148,8 @@ def explain(
         (tensor([10.]), tensor([[9., 1.]]), tensor([[9., 1.]]))
     """
     check_sampling(sampling)
+    check_type("names", names, Iterable, "be a list of the features' names")
+    names = tuple(map(str, names))
     inputs = as_inputs(x, net, row_axis=sampling.row_axis)
     sampling = replace(sampling, positions="per_position" if positions else sampling.positions)
     plan = linear_plan(net, inputs, sampling)
@@ -166,10 +168,10 @@ def explain(
     has_features = len(inputs.leaves) == 1 and inputs.leaves[0].is_floating_point() and not inputs.is_one_row
     by_feature = _feature_shares(plan, inputs, baseline, chosen) if has_features else None
     by_position = _position_shares(units) if positions else None
-    if len(names) and (by_feature is None or len(names) != by_feature[0].numel()):
+    if names and (by_feature is None or len(names) != by_feature[0].numel()):
         raise ValueError(f"`names` must name each feature of a table; got {len(names)} names.")
     by_unit = tuple(_without_row_axis(site, shares) for site, shares in units)
-    found = Explanation(tuple(site for site, _ in units), by_unit, by_position, by_feature, tuple(map(str, names)))
+    found = Explanation(tuple(site for site, _ in units), by_unit, by_position, by_feature, names)
     if not bool(found.variance.isfinite().all()):
         raise ValueError(NOT_FINITE)
     return found
