@@ -102,6 +102,8 @@ def _category(cells: Cells, max_categories: int, *, forced: bool) -> Column | Le
         return LeftOut("no value in any row" if not categories else f"{quote(categories[0])} in every row")
     if len(categories) > max(_MANY, n_rows / 2) and not forced:
         what = "free text" if np.mean([len(text) for text in categories[:1000]]) > 40 else "an identifier"
+        if pc.mean(pc.match_substring_regex(texts, r"^\W*[0-9]")).as_py() > 0.9:
+            what += f", or numbers in a notation that is not read (such as {quote(categories[0])})"
         return LeftOut(f"{what}: {len(categories):,} different texts in {n_rows:,} rows")
     if len(categories) > max_categories:
         return Problem(f"has {len(categories):,} different texts, more than {max_categories}", "ignore")
