@@ -71,3 +71,9 @@ def test_a_plain_number_without_a_finite_value_is_named():
 )
 def test_numbers_are_written_as_people_write_them(written, expected):
     assert written == expected
+
+
+@pytest.mark.parametrize("length", [100, 1000])
+def test_long_names_that_differ_at_their_end_alone_are_shown_apart(length):
+    one, other = (formatting.printable_name("x" * length + end) for end in ("_mean", "_max"))
+    assert one.endswith("…" + "x" * 35 + "_mean") and other.endswith("_max") and len(one) == len(other) == 80

@@ -74,7 +74,7 @@ def printable_name(text: object, *, max_length: int = 80) -> str:
 
     Examples:
         >>> printable_name("a\u202eb"), printable_name(""), printable_name("x" * 100, max_length=5)
-        ('a\\u202eb', '(empty)', 'xxxx…')
+        ('a\\u202eb', '(empty)', 'xx…xx')
     """
 
     def visible(character: str) -> str:
@@ -83,8 +83,11 @@ def printable_name(text: object, *, max_length: int = 80) -> str:
         steers = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") and character not in "\u200c\u200d"
         return f"\\u{ord(character):04x}" if steers else character
 
-    plain = "".join(map(visible, str(text)[: 4 * max_length])).strip() or "(empty)"
-    return plain if len(plain) <= max_length else plain[: max_length - 1] + "…"
+    text, half = str(text), max_length // 2
+    text = text if len(text) <= 4 * max_length else text[:max_length] + text[-max_length:]
+    plain = "".join(map(visible, text)).strip() or "(empty)"
+    # Both ends are shown: names often differ at the last one alone.
+    return plain if len(plain) <= max_length else f"{plain[: max_length - half - 1]}…{plain[-half:]}"
 
 
 def number(value: float, *, digits: int = 3) -> str:

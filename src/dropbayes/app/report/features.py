@@ -40,7 +40,7 @@ class Feature:
 
     @property
     def title(self) -> str:
-        """Its name as the page shows it; long names may then be alike."""
+        """Its name as the page shows it, a long one cut in its middle."""
         return printable_name(self.name)
 
     @property
@@ -241,8 +241,8 @@ def _shift(feature: Feature, low: float, high: float) -> Shift:
     values, trained = feature.values, feature.trained
     after = feature.typical(values)
     if trained is None:
-        outside = ((values < low) | (values > high)).mean() if feature.is_number else 0.0
-        return Shift(feature.title, "", after, float(outside))
+        outside = (values < low) | (values > high) if feature.is_number else values == "(not in training)"
+        return Shift(feature.title, "", after, float(np.mean(outside)))
     before = feature.typical(trained)
     if feature.is_number:
         one, other = (side[np.isfinite(side)] for side in (trained, values))
