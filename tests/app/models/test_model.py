@@ -186,3 +186,11 @@ def test_a_target_is_named_as_its_frame_names_it():
     assert model.schema.target == "0"
     with pytest.raises(ValueError, match=r"has no column '2' \(`target`\)"):
         db.app.Model.fit(frame, target=2)
+
+
+@pytest.mark.parametrize("classes", [["yes", "no"], ["Yes", "No"]])
+def test_outcomes_in_another_case_are_the_classes_of_training(classes):
+    x, y = np.linspace(-1, 1, 30), np.array(classes * 15)
+    model = db.app.Model.of(db.DropoutClassifier(**SMALL).fit(x[:, None], y), {"x": x}, y, target="t")
+    found, _ = model.outcomes(pa.table({"t": ["YES", "no", "No"]}))
+    assert found.tolist() == [classes[0], classes[1], classes[1]]

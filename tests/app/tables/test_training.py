@@ -177,3 +177,17 @@ def test_where_another_column_needs_a_point_each_column_is_read_alone():
     rows = training_rows(pa.table(MARKED | {"mass": ["0.5", "1.25", "3"]} | TARGET), target="y", at=str)
     examples = {column.name: column.notation.example for column in rows.schema.columns}
     assert examples == {"share": "1234,5", "count": "1234.5", "length": "1,234.5", "mass": "1234.5"}
+
+
+@pytest.mark.parametrize(
+    ("cells", "classes"),
+    [
+        ("Yes yes NO no", ["no", "yes"]),
+        ("Yes No", ["No", "Yes"]),
+        ("A a", ["A", "a"]),
+        ("T F t x", ["F", "T", "t", "x"]),
+    ],
+)
+def test_yes_and_no_in_several_cases_are_two_classes(cells, classes):
+    rows = rows_of({"y": (cells.split() * N)[:N]})
+    assert np.unique(rows.y).tolist() == classes

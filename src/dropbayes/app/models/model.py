@@ -18,7 +18,7 @@ from dropbayes.app.models.predictor import Predictor, uncertainty
 from dropbayes.app.models.storage import Origin
 from dropbayes.app.tables.training import Reading, TrainingRows, training_rows
 from dropbayes.estimators.columns import Cells, Encoded, Schema, check_columns, encode
-from dropbayes.estimators.columns.cells import Place
+from dropbayes.estimators.columns.cells import Place, in_one_case
 from dropbayes.estimators.columns.schema import Task, list_names
 from dropbayes.estimators.ensembles import Ensemble
 from dropbayes.estimators.frames import as_frame, as_table, frame_inputs, frame_schema
@@ -168,8 +168,9 @@ class Model:
             y = cells.numbers(schema.target_notation)
             return y, ~np.isnan(y)
         classes = pa.array([str(label) for label in self.ensemble.classes_.tolist()])  # True, 1.0 ... of an estimator
-        codes = {str(label): code for code, label in enumerate(Cells(classes, schema.target, at).labels())}
-        for row, text in enumerate(texts := cells.labels()):
+        labels = in_one_case([*Cells(classes, schema.target, at).labels(), *cells.labels()])
+        codes = {str(label): code for code, label in enumerate(labels[: len(classes)])}
+        for row, text in enumerate(texts := labels[len(classes) :]):
             if text is not None and text not in codes:
                 raise cells.error(row, f"the class {quote(text)} was not seen in training ({list_names(codes, 5)}).")
         code = np.array([-1 if text is None else codes[text] for text in texts], dtype=np.int64)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dropbayes.estimators.columns.cells import MISSING, Cells, Place
+from dropbayes.estimators.columns.cells import MISSING, Cells, Place, in_one_case
 from dropbayes.estimators.columns.inference import LeftOut, Problem, column_of, kind_of
 from dropbayes.estimators.columns.notation import NUMBER, PLAIN, Notation, notation_of
 from dropbayes.estimators.columns.schema import Column, Schema, Task, column_values, encode, list_names
@@ -203,7 +203,7 @@ def _targets(
         what = f"the value {distinct[0]:g}" if len(distinct) else "no value"
     else:
         notation = PLAIN
-        classes = cells.labels()
+        classes = in_one_case(cells.labels())
         present = np.array([text is not None for text in classes], dtype=bool)
         y = np.array(["" if text is None else text for text in classes], dtype=np.str_)
         distinct = np.unique(y[present])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -148,6 +148,14 @@ class Cells:
         texts = self.texts
         known = {text: _canonical(text) for text in texts.unique().to_pylist()}
         return [known[text] for text in texts.to_pylist()]
+
+
+def in_one_case(labels: Sequence[str | None]) -> Sequence[str | None]:
+    """The labels in lower case where they are booleans in several cases, such as Yes, yes and NO."""
+    known = {label: label.lower() for label in labels if label is not None}
+    lowered = set(known.values())
+    has_several = len(lowered) < len(known) and lowered <= BOOLEANS.keys()
+    return [label and known[label] for label in labels] if has_several else labels
 
 
 def _canonical(text: str | None) -> str | None:
