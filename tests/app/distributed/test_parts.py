@@ -174,3 +174,15 @@ def test_parts_inside_the_input_are_refused_before_they_are_taken_for_rows(here,
     with pytest.raises(ValueError, match="`folder` must lie outside"):
         predict_parquet(predictor, tmp_path, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["a.parquet"]
+
+
+def test_a_folder_that_another_run_fills_is_refused(here, predictor, models, tmp_path, monkeypatch):
+    def second_run(prediction, some, n_workers, address):
+        monkeypatch.undo()
+        with pytest.raises(FileExistsError, match="another run fills"):
+            predict_parquet(predictor, models / "rows.parquet", tmp_path / "out", part_rows=500)
+        yield from map(prediction, some)
+
+    monkeypatch.setitem(ENGINES, "processes", second_run)
+    assert predict_parquet(predictor, models / "rows.parquet", tmp_path / "out", part_rows=500) == 1000
+    assert digest(written(tmp_path / "out")) == digest(predictor.add_columns(rows(1000)))

@@ -120,11 +120,11 @@ def predict_parquet(
     if source.is_dir() and folder.resolve().is_relative_to(source.resolve()):
         raise ValueError(f"`folder` must lie outside the input {str(source)!r}, of which it would be a part.")
     parts = plan_parts(sources, folder, part_rows)
-    _claim(folder, predictor, sources, prefix, part_rows)
     missing = [part for part in parts if not part.is_written]
     workers = min(n_workers or os.cpu_count() or 1, max(len(missing), 1))
     total, rows_missing = (sum(part.n_rows for part in some) for some in (parts, missing))
-    with ProgressBar("predict", total, unit="rows", initial=total - rows_missing, show=progress) as bar:
+    claim = _claimed(folder, predictor, sources, prefix, part_rows)
+    with claim, ProgressBar("predict", total, unit="rows", initial=total - rows_missing, show=progress) as bar:
         if missing:
             make = functools.partial(write_part, predictor, prefix)  # small, and picklable
             with contextlib.closing(ENGINES[engine](make, missing, workers, address)) as finished:
@@ -133,7 +133,6 @@ def predict_parquet(
     lacking = [part for part in missing if not part.is_written]
     if lacking:
         raise OSError(f"{len(lacking)} parts were reported as written but are not in {str(folder)!r}; is it shared?")
-    _remove_leftovers(folder)
     return rows_missing
 
 
@@ -153,10 +152,11 @@ def plan_parts(sources: Sequence[pathlib.Path], folder: pathlib.Path, part_rows:
     return parts
 
 
-def _claim(
+@contextlib.contextmanager
+def _claimed(
     folder: pathlib.Path, predictor: Predictor, sources: Sequence[pathlib.Path], prefix: str | None, part_rows: int
-) -> None:
-    """Claims the folder for a prediction by a description of it; raises if the folder holds something else."""
+) -> Iterator[None]:
+    """Holds the folder for a prediction by a description of it; raises if something or someone else is in it."""
     plan = folder / "_prediction.json"
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"{str(folder)!r} is a file; name a folder for the parts.")
@@ -172,8 +172,20 @@ def _claim(
             "folder, or remove it."
         )
     folder.mkdir(exist_ok=True)
-    _remove_leftovers(folder)
-    files.write_text(plan, text)
+    if not plan.exists():
+        files.write_text(plan, text)
+    with open(plan, "r+b") as file:  # a killed run holds it no longer
+        try:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FileExistsError(f"another run fills {str(folder)!r}; wait for its end, or choose another.") from None
+        except (ImportError, OSError):  # Windows, or a file system without locks
+            pass
+        _remove_leftovers(folder)
+        yield
+        _remove_leftovers(folder)
 
 
 def _remove_leftovers(folder: pathlib.Path) -> None:
