@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import scipy.stats
 import torch
@@ -58,6 +59,21 @@ def test_random_numbers_are_written_where_the_caller_wants_them():
 def test_coins_in_the_shape_of_whole_numbers_have_their_probability():
     out, _ = run_with_fixed_source(lambda: torch.bernoulli(torch.zeros(4, dtype=torch.int64), 0.5))
     assert out.dtype == torch.int64 and out.tolist() == [1, 1, 0, 0]
+
+
+def test_whole_numbers_lie_between_bounds_of_any_kind():
+    def draw():
+        example, ten = torch.empty(4), torch.tensor(10)
+        yield torch.randint(10, (4,))
+        yield torch.randint(np.int64(5), np.int32(15), [4]) - 5
+        yield torch.randint(ten, (4,))
+        yield torch.randint(low=-ten, high=0, size=(4,)) + 10
+        yield torch.randint_like(example, np.int64(10))
+        yield torch.randint_like(input=example, high=ten, low=0)
+
+    out, _ = run_with_fixed_source(lambda: list(draw()))
+    assert [numbers.tolist() for numbers in out] == [[0, 3, 6, 9]] * 6
+    assert [numbers.dtype for numbers in out] == [torch.int64] * 4 + [torch.float32] * 2
 
 
 def test_comparisons_take_keywords():

@@ -38,10 +38,10 @@ def _keyed(*operations: Operation) -> Callable[[Callable[..., Tensor]], Callable
         @handles(HANDLERS, *operations)
         @functools.wraps(handler)
         def keyed_handler(mode: RandomMode, func: Operation, *args: Any, **kwargs: Any) -> Tensor:
-            if kwargs.get("generator") is torch.default_generator:
-                del kwargs["generator"]
-            if mode.source.is_fixed(kwargs.get("generator")):
-                return func(*args, **kwargs)
+            generator = kwargs.pop("generator", None)
+            own = {} if generator in (None, torch.default_generator) else {"generator": generator}
+            if mode.source.is_fixed(own.get("generator")):
+                return func(*args, **kwargs, **own)
             out = kwargs.pop("out", None)
             result = handler(mode, func, *args, **kwargs)
             return result if out is None else out.resize_(result.shape).copy_(result)
@@ -52,7 +52,7 @@ def _keyed(*operations: Operation) -> Callable[[Callable[..., Tensor]], Callable
 
 
 @_keyed(torch.bernoulli, Tensor.bernoulli, Tensor.bernoulli_)
-def _bernoulli(mode: RandomMode, func: Operation, input: Tensor, p: Any = None, **kwargs: Any) -> Tensor:
+def _bernoulli(mode: RandomMode, func: Operation, input: Tensor, p: Any = None) -> Tensor:
     in_place = func is Tensor.bernoulli_
     chance: Any = (0.5 if in_place else input) if p is None else p
     is_number = not isinstance(chance, Tensor)
@@ -99,19 +99,17 @@ def _randn(mode: RandomMode, func: Operation, *args: Any, **kwargs: Any) -> Tens
 
 def _template(func: Operation, args: Arguments, kwargs: NamedArguments) -> Tensor:
     """An empty tensor of the shape, dtype and device that a call of `rand` or `randn` asks for."""
-    kwargs = {name: value for name, value in kwargs.items() if name != "generator"}
     return (torch.empty_like if func.__name__.endswith("_like") else torch.empty)(*args, **kwargs)
 
 
 @_keyed(Tensor.uniform_)
 def _uniform_(mode: RandomMode, func: Operation, input: Tensor, *bounds: float, **kwargs: Any) -> Tensor:
-    low, high = (*bounds, *(0.0, 1.0)[len(bounds) :])
-    low, high = kwargs.get("from", low), kwargs.get("to", high)
+    low, high = ({"from": 0.0, "to": 1.0} | dict(zip(("from", "to"), bounds, strict=False)) | kwargs).values()
     return _filled(input, low + (high - low) * _uniforms(mode, "rand", input))
 
 
 @_keyed(Tensor.normal_)
-def _normal_(mode: RandomMode, func: Operation, input: Tensor, mean: float = 0.0, std: float = 1.0, **_: Any) -> Tensor:
+def _normal_(mode: RandomMode, func: Operation, input: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
     return _filled(input, mean + std * _normals(mode, input))
 
 
@@ -132,17 +130,19 @@ _QUANTILES: dict[Operation, Callable[..., Tensor]] = {
 @_keyed(*_QUANTILES)
 def _by_quantile(mode: RandomMode, func: Operation, input: Tensor, *args: float, **kwargs: Any) -> Tensor:
     """Numbers by their quantile function: the median where noise is left out; of a waiting time, none."""
-    kwargs.pop("generator", None)
     kind = "rand" if func is Tensor.exponential_ else "randn"
     return _filled(input, _QUANTILES[func](_uniforms(mode, kind, input), *args, **kwargs))
 
 
 @_keyed(torch.randint, torch.randint_like)
 def _randint(mode: RandomMode, func: Operation, *args: Any, **kwargs: Any) -> Tensor:
-    bounds = [arg for arg in args if isinstance(arg, int)] + [kwargs.pop(b) for b in ("low", "high") if b in kwargs]
-    low, high = [0, *bounds][-2:]
-    kwargs = kwargs if func is torch.randint_like else {"dtype": torch.int64, **kwargs}
-    like = _template(func, tuple(arg for arg in args if not isinstance(arg, int)), kwargs)
+    name, place, dtype = ("input", 0, {}) if func is torch.randint_like else ("size", -1, {"dtype": torch.int64})
+    bounds = list(args)
+    if name not in kwargs:
+        kwargs[name] = bounds.pop(place)
+    bounds += [kwargs.pop(bound) for bound in ("low", "high") if bound in kwargs]
+    low, high = map(int, [0, *bounds][-2:])  # which may be numbers of NumPy, or tensors of one number
+    like = _template(func, (), dtype | kwargs)
     return (low + (high - low) * _uniforms(mode, "rand", like)).floor().to(like.dtype)
 
 
@@ -154,7 +154,7 @@ def _randperm(mode: RandomMode, func: Operation, n: int, **kwargs: Any) -> Tenso
 
 @_keyed(torch.multinomial, Tensor.multinomial)
 def _multinomial(
-    mode: RandomMode, func: Operation, input: Tensor, num_samples: int, replacement: bool = False, **kwargs: Any
+    mode: RandomMode, func: Operation, input: Tensor, num_samples: int, replacement: bool = False
 ) -> Tensor:
     # Of exponential waiting times with these rates the shortest is a sample, the shortest ones are some without
     # replacement; if all are alike, they are the most probable.
@@ -164,14 +164,14 @@ def _multinomial(
 
 
 @_keyed(torch.binomial)
-def _binomial(mode: RandomMode, func: Operation, count: Tensor, prob: Tensor, **kwargs: Any) -> Tensor:
+def _binomial(mode: RandomMode, func: Operation, count: Tensor, prob: Tensor) -> Tensor:
     trials = torch.arange(int(count.max()), device=prob.device)
     each = mode.source.bernoulli(prob.unsqueeze(-1).expand(*prob.shape, len(trials)), None)
     return (each * (trials < count.unsqueeze(-1))).sum(-1)
 
 
 @_keyed(torch._standard_gamma)
-def _standard_gamma(mode: RandomMode, func: Operation, input: Tensor, **_: object) -> Tensor:
+def _standard_gamma(mode: RandomMode, func: Operation, input: Tensor) -> Tensor:
     drawn = _above_zero(_gammas(mode, input.detach()), input.dtype)
     if not (torch.is_grad_enabled() and input.requires_grad):
         return drawn
@@ -179,7 +179,7 @@ def _standard_gamma(mode: RandomMode, func: Operation, input: Tensor, **_: objec
 
 
 @_keyed(torch._sample_dirichlet)
-def _sample_dirichlet(mode: RandomMode, func: Operation, input: Tensor, **_: object) -> Tensor:
+def _sample_dirichlet(mode: RandomMode, func: Operation, input: Tensor) -> Tensor:
     drawn = _gammas(mode, input)
     return _above_zero(drawn / drawn.sum(-1, keepdim=True), input.dtype)
 
@@ -190,7 +190,7 @@ def _above_zero(number: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @_keyed(torch.poisson)
-def _poisson(mode: RandomMode, func: Operation, input: Tensor, **_: object) -> Tensor:
+def _poisson(mode: RandomMode, func: Operation, input: Tensor) -> Tensor:
     """Poisson numbers by their quantile: a bisection around that of Cornish and Fisher, which is at most 11 off."""
     mode.source.chooses(None, "poisson")
     uniform = mode.source.uniform("poisson", None, tuple(input.shape), input.device)
