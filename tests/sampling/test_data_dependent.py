@@ -364,6 +364,32 @@ def test_an_exit_that_a_batch_takes_as_a_whole_is_refused_and_that_of_a_row_is_n
     assert_law(net, x[:1], masks=masks)
 
 
+# Errors that a network catches ----------------------------------------------------------------------------------------
+
+
+def scaled_by_a_gate(self, x):
+    try:
+        scale = 2.0 if self.d(torch.ones(1)) > 0 else 1.0
+    except Exception:
+        scale = 100.0
+    return scale * self.o(torch.tanh(self.a(x)))
+
+
+def scaled_by_large_values(self, x):
+    h = self.d(torch.relu(self.a(x)))
+    try:
+        scale = torch.tensor([3.0 if max(row) > 3.0 else 1.0 for row in h.tolist()])
+    except:  # noqa: E722
+        scale = torch.ones(len(h))
+    return scale[:, None] * self.o(h)
+
+
+@pytest.mark.parametrize("forward", [scaled_by_a_gate, scaled_by_large_values])
+def test_an_error_that_a_network_catches_does_not_choose_its_branch(forward):
+    net, x = made(lambda: (network(forward, **layers(0.3)), 2 * rows(2)))
+    assert_law(net, x, n_draws=150)
+
+
 # Rows sent to different places ----------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ A network whose pass in evaluation changes its state is after a call as after on
 
 import argparse
 import collections
+import contextlib
 import gc
 import types
 import weakref
@@ -215,7 +216,28 @@ class ClippedAlias(Body):
         return super().forward(x)
 
 
-WRITES = [Renormalised, Prototypes, DroppedInPlace, PutBack, Clipped, ClippedAlias]
+class ClippedIfPossible(Body):
+    """Catches the error of a write that is refused."""
+
+    def forward(self, x):
+        with contextlib.suppress(Exception):
+            self.o.weight.data.clamp_(-0.1, 0.1)
+        return super().forward(x)
+
+
+class Loaded(Body):
+    """Loads its weights in a pass: an error of a single one is told at the end."""
+
+    def __init__(self):
+        super().__init__()
+        self.other = {name: 0.5 * value for name, value in self.o.state_dict().items()}
+
+    def forward(self, x):
+        self.o.load_state_dict(self.other)
+        return super().forward(x)
+
+
+WRITES = [Renormalised, Prototypes, DroppedInPlace, PutBack, Clipped, ClippedAlias, ClippedIfPossible, Loaded]
 
 
 @pytest.mark.parametrize("kind", WRITES)

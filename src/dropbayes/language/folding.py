@@ -56,7 +56,7 @@ class FoldedDraws:
             with Interception(source):
                 output = sampling.eagerly(view.net.__call__)(**folded)
             source.finish(sampling.split(output)[0])
-        except (sampling.NetworkChanged, sampling.UnsupportedStrategy) as changed:
+        except sampling.UnsupportedStrategy as changed:
             raise ValueError(
                 f"`model` met other sites than when it was inspected ({changed}): its sites depend on the text, so "
                 "that draws cannot share a batch. Use dropbayes.function_draw."

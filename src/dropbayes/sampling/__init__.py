@@ -9,12 +9,11 @@ from dropbayes.sampling.plan import Block, Plan, make_plan, mask_spec, move_row_
 from dropbayes.sampling.probes import ProbeFailed, Prober, equal_but_for_rounding
 from dropbayes.sampling.profile import Profile, Site
 from dropbayes.sampling.settings import Sampling, check_sampling
-from dropbayes.sampling.source import KeyedSource, NetworkChanged, SiteSource, UnsupportedStrategy
+from dropbayes.sampling.source import KeyedSource, SiteSource, UnsupportedStrategy
 from dropbayes.sampling.strategies import rows_first
 from dropbayes.sampling.streaming import LogMean, Mean, Moments, result_dtype
 from dropbayes.sampling.training_mode import UncertaintyWarning
 from dropbayes.sampling.trials import chosen_strategy
-from dropbayes.tracing import Sites
 from dropbayes.tracing.views import View, eagerly
 
 __all__ = [
@@ -26,7 +25,6 @@ __all__ = [
     "LogMean",
     "Mean",
     "Moments",
-    "NetworkChanged",
     "Perceptron",
     "Plan",
     "ProbeFailed",
@@ -35,7 +33,6 @@ __all__ = [
     "Sampling",
     "Site",
     "SiteSource",
-    "Sites",
     "UncertaintyWarning",
     "UnsupportedStrategy",
     "View",

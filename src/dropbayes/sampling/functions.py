@@ -20,7 +20,7 @@ from dropbayes.sampling.perceptron import as_perceptron
 from dropbayes.sampling.plan import MASKS, make_plan, mask_spec, move_row_axis
 from dropbayes.sampling.profile import Profile
 from dropbayes.sampling.settings import Sampling, check_sampling
-from dropbayes.sampling.source import KeyedSource, MaskSpec, NetworkChanged, UnsupportedStrategy
+from dropbayes.sampling.source import KeyedSource, MaskSpec, UnsupportedStrategy
 from dropbayes.sampling.strategies import ONE_BY_ONE, Strategy, Work, evaluate
 from dropbayes.sampling.trials import chosen_strategy
 from dropbayes.tracing import Interception, Ones
@@ -143,7 +143,7 @@ def called_draw(
     spec = mask_spec(inspection.profile, inputs, keys=keys, masks=masks, sampling=sampling)
     try:
         return _one_draw(inspection, inputs, seen, spec, draw)
-    except (NetworkChanged, UnsupportedStrategy) as changed:
+    except UnsupportedStrategy as changed:
         forget(net)
         transformed = any(map(operator.is_not, seen.leaves, inputs.leaves))  # which hides an autograd.Function's sites
         if transformed or any(map(is_cache, inputs.leaves)):  # already written into

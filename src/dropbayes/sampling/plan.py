@@ -131,7 +131,7 @@ class Plan:
                 except _TooManyRows:
                     plan = plan._with_smaller_blocks(inputs)
                     break
-                except (NetworkChanged, UnsupportedStrategy) as changed:
+                except UnsupportedStrategy as changed:
                     some, seen = inputs.block(rows.start, rows.stop), plan.inspection
                     if isinstance(changed, UnknownSite) and plan.strategy == DRAW_BY_DRAW:
                         plan = plan._with_sites_of(some, first_row + rows.start, changed.args[0])
@@ -227,7 +227,7 @@ class Plan:
         try:
             outputs = [out[:, : len(rows)] for out in evaluate(self.strategy, self.spec, work)]
         except Exception as error:
-            if isinstance(error, (NetworkChanged, UnsupportedStrategy)) or is_out_of_memory(error):
+            if isinstance(error, UnsupportedStrategy) or is_out_of_memory(error):
                 raise
             if not alone or self.rows_at_once == 1:  # as many rows did well before: their number is not at fault
                 self.inspection.most_rows = 2**62

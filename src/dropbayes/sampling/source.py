@@ -43,7 +43,7 @@ transform_depth: Callable[[], int | None] = _functorch.maybe_current_level
 _KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
-class NetworkChanged(Exception):
+class NetworkChanged(UnsupportedStrategy):
     """The network met other sites than when it was inspected: its profile is out of date."""
 
 
@@ -112,7 +112,7 @@ class KeyedSource(SiteSource):
         super().__init__(spec.profile, SiteNames({}), spec.ignored)
         self.spec, self.draws, self.rows, self._new = spec, draws, rows, learned
         self._among, self._made = among, {} if made is None else made
-        self.folded, self.rows_mapped, self._chosen = folded, rows_mapped, pairs
+        self.folded, self.maps, self.rows_mapped, self._chosen = folded, not folded, rows_mapped, pairs
         self.level: int | None = None  # of vmap, if draws are mapped over
         self.row_level: int | None = None  # and if rows are
         self.variance: Tensor | None = None

@@ -24,7 +24,7 @@ from dropbayes.sampling.inspection import Inspection
 from dropbayes.sampling.masks import Keys
 from dropbayes.sampling.probes import double_inputs, equal_but_for_rounding
 from dropbayes.sampling.profile import Profile
-from dropbayes.sampling.source import MaskSpec, NetworkChanged, UnsupportedStrategy
+from dropbayes.sampling.source import MaskSpec, UnsupportedStrategy
 from dropbayes.sampling.strategies import (
     BY_BRANCH,
     DRAW_BY_DRAW,
@@ -138,7 +138,7 @@ def first_that_agrees(inspection: Inspection, inputs: Inputs, spec: MaskSpec, ca
 def learned_sites(spec: MaskSpec, work: Work) -> tuple[Site, ...] | None:
     """The sites that one draw of some rows is the first to meet; None unless a row that meets each is as alone."""
     new, met = dict[str, Site](), dict[str, Site]()
-    with contextlib.suppress(NetworkChanged, UnsupportedStrategy):  # a mask that is laid in another way
+    with contextlib.suppress(UnsupportedStrategy):  # a mask that is laid in another way
         together = evaluate(DRAW_BY_DRAW, spec, replace(work, learned=new))
         for row in range(len(work.rows)):
             one = replace(work.row(row), learned=met)

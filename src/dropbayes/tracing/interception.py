@@ -15,7 +15,8 @@ from torch.utils._pytree import PyTree
 
 from dropbayes.tracing import dropout, layers, random_numbers
 from dropbayes.tracing.operations import Arguments, NamedArguments
-from dropbayes.tracing.sources import Handlers, RandomMode, Source
+from dropbayes.tracing.sources import Handlers, RandomMode, Source, UnsupportedStrategy
+from dropbayes.tracing.watch import SharedWrite
 
 HANDLERS: Handlers = {**dropout.HANDLERS, **layers.HANDLERS, **random_numbers.HANDLERS}
 
@@ -29,6 +30,12 @@ class Interception(RandomMode):
         self._handlers = HANDLERS if F.dropout in HANDLERS else {**HANDLERS, F.dropout: HANDLERS[torch.dropout]}
         self._after = None if type(source).after is Source.after else source.after
         self.operations: list[Any] = []  # in their order: another branch shows here
+        self._stop: Exception | None = None  # that ends the pass, which another way of running may not meet
+
+    def __exit__(self, *raised: object) -> None:
+        super().__exit__(*raised)
+        if self._stop is not None and self._stop is not raised[1]:  # caught by the network, which has gone another way
+            raise self._stop
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Arguments = (), kwargs: NamedArguments | None = None
@@ -36,7 +43,12 @@ class Interception(RandomMode):
         kwargs = kwargs or {}
         self.operations.append(func)
         handler = self._handlers.get(func)
-        result = func(*args, **kwargs) if handler is None else handler(self, func, *args, **kwargs)
+        try:
+            result = func(*args, **kwargs) if handler is None else handler(self, func, *args, **kwargs)
+        except Exception as error:
+            if self.source.maps or isinstance(error, (SharedWrite, UnsupportedStrategy)):
+                self._stop = error
+            raise
         if self._after is not None:
             self._after(func, args, kwargs, result)
         return result

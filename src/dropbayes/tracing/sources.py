@@ -43,7 +43,8 @@ class Source(ABC):
     """The source of randomness of one run of a network, asked once per site, in the order of execution."""
 
     freezes_statistics = False  #: Whether normalisation uses its running statistics, whatever its training flag says.
-    rows_mapped = False  #: Whether the rows are mapped over by `torch.func.vmap`.
+    maps = False  #: Whether rows or draws are mapped over by `torch.func.vmap`, which has errors of its own.
+    rows_mapped = False  #: Whether the rows are.
 
     @abstractmethod
     def keep(self, kind: str, drop_prob: float, shape: tuple[int, ...], like: Tensor) -> Tensor | None:
