@@ -116,8 +116,11 @@ def test_a_written_digit_is_read_and_doubted_when_it_turns(visit):
     page.fill("#angle", "55")
     wait_until(page, f"parseFloat(document.getElementById('entropy').textContent) > {upright} + 0.3")
     assert float(page.inner_text("#mutual").split()[0]) > 0.05
+    for end in ("180", "-180"):
+        page.fill("#angle", end)
+        assert page.input_value("#angle") == end, "the slider stays at its end"
     page.click("#digit-turn")
-    wait_until(page, "document.getElementById('angle-value').textContent !== '55°'")
+    wait_until(page, "document.getElementById('angle-value').textContent !== '−180°'")
 
 
 def test_a_digit_drawn_by_hand_is_read(visit):
@@ -127,6 +130,7 @@ def test_a_digit_drawn_by_hand_is_read(visit):
     wait_until(page, "document.getElementById('digit-read').textContent !== ''")  # the digit it opens with
     page.click("#digit-clear")
     wait_until(page, "document.getElementById('digit-read').textContent === ''")
+    assert page.inner_text("#scatter-legend") == "", "classes of nothing"
     stroke = [(0.3, 0.25), (0.7, 0.25), (0.45, 0.8)]  # a seven
     page.mouse.move(box["x"] + stroke[0][0] * box["width"], box["y"] + stroke[0][1] * box["height"])
     page.mouse.down()
@@ -159,7 +163,7 @@ def test_every_control_has_a_name_and_a_visible_focus(visit, tab):
 
 def test_nothing_is_wider_than_the_window(visit):
     page = visit(color_scheme="dark")
-    for width in (360, 768, 1280, 2560, 3840):
+    for width in (280, 360, 768, 1280, 2560, 3840):
         page.set_viewport_size({"width": width, "height": 740})
         for tab in ("world", "digit", "points"):
             page.click(f"#tab-{tab}")

@@ -116,7 +116,8 @@ export class DigitView {
 
   /** @param {number} angle */
   setAngle(angle) {
-    this.angle = ((((angle + 180) % 360) + 360) % 360) - 180;
+    // Both ends of the slider are half a turn, and each stays where it is.
+    this.angle = Math.abs(angle) <= 180 ? angle : ((((angle + 180) % 360) + 360) % 360) - 180;
     /** @type {HTMLInputElement} */ (byId("angle")).value = String(this.angle);
     byId("angle-value").textContent = `${plainNumber(Math.round(this.angle))}°`;
     this.reading = this.strokes.length === 0 ? null : this.read(this.angle);
@@ -211,11 +212,14 @@ export class DigitView {
       context.fillText(String(value), x(value), classes.height - 16);
     }
     context.textAlign = "center";
-    context.fillText("probability: mean and 100 draws", x(0.5), classes.height - 16);
+    const words = `probability: mean and ${KEYS.nDraws} draws`;
+    const fits = context.measureText(words).width < x(1) - x(0) - 24; // between the two numbers
+    context.fillText(fits ? words : "probability", x(0.5), classes.height - 16);
   }
 
-  /** The classes that most draws at most angles put on top. */
+  /** The classes that most draws at most angles put on top; none before anything is read. */
   mostFrequent() {
+    if (this.readings.length === 0) return [];
     const counts = new Array(N_CLASSES).fill(0);
     for (const { mean } of this.readings) mean.forEach((p, kind) => (counts[kind] += p));
     return [...counts.keys()].sort((a, b) => counts[b] - counts[a]).slice(0, N_SHOWN);

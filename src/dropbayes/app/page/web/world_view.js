@@ -192,7 +192,7 @@ export class WorldView {
     const x = linearScale([0, blocks * block], 44, rewards.width - 10);
     const y = linearScale([low - 0.1, high + 0.1], rewards.height - 26, 8);
     rewards.axes(x, y, { x: (v) => v.toLocaleString("en"), y: plainNumber });
-    rewards.axisLabels(x, y, { x: "steps", y: "reward, mean of the last 1,000 steps" });
+    rewards.axisLabels(x, y, { x: "steps", y: "mean reward of 1,000 steps" });
     curves.forEach((curve, k) => {
       const steps = curve.map((_, at) => (at + 1) * block);
       if (curve.length > 0) rewards.curve(x, y, [0, ...steps], [curve[0], ...curve], { colour: `c${k}`, width: 2.5, dash: k === 1 ? [7, 4] : [] });
