@@ -79,8 +79,7 @@ def heads(net: nn.Module) -> frozenset[str]:
 
 def adapters(net: nn.Module) -> frozenset[str]:
     """The first matrix of every low-rank adapter of PEFT: dropout before it is PEFT's `lora_dropout`."""
-    merged = [name for name, module in net.named_modules() if getattr(module, "merged_adapters", None)]
-    if merged:
+    if merged := [name for name, module in net.named_modules() if getattr(module, "merged_adapters", None)]:
         raise ValueError(
             f"`net` must have adapters beside its weights; {merged[0]} has one merged into its weight, which is then "
             "constant. Undo it with net.unmerge_adapter()."

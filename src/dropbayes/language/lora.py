@@ -52,8 +52,7 @@ def export_adapters(
     peft, name = _checked_adapter(model)
     folder = pathlib.Path(folder)
     names = [f"draw-{index}" for index in range(n_draws)]
-    existing = [folder / name for name in names if (folder / name).exists()]
-    if existing:
+    if existing := [folder / name for name in names if (folder / name).exists()]:
         raise FileExistsError(f"`folder` must not hold draws already; {str(existing[0])!r} exists.")
     inputs = {"input_ids": torch.arange(4, device=model.device)[None]} if x is None else x
     weights = peft.get_peft_model_state_dict(model, adapter_name=name)

@@ -232,8 +232,7 @@ def _whole_text(work: Texts, given: dict[str, Tensor], answer: Tensor, mask: Ten
     if work.has_encoder:
         decoded = torch.cat([given["decoder_input_ids"], answer[:, :-1]], 1)
         return {**given, "decoder_input_ids": decoded, "use_cache": False}, slice(-length, None)
-    others = given.keys() - set(_TEXTS)
-    if others:
+    if others := given.keys() - set(_TEXTS):
         raise ValueError(f"a text is scored by `input_ids` and `attention_mask` alone; got {sorted(others)} as well.")
     accepted = inspect.signature(generating_module(work.model).forward).parameters
     prompt_mask = given.get("attention_mask", torch.ones_like(given["input_ids"]))
@@ -335,7 +334,6 @@ def checked_options(model: nn.Module, options: dict[str, Any]) -> Any:
             f"`cache_implementation` must be the default, which grows as draws need it; got "
             f"{config.cache_implementation!r}, a cache that draws cannot share."
         )
-    mode = config.get_generation_mode(options.get("assistant_model")).value
-    if mode not in _MODES:
+    if (mode := config.get_generation_mode(options.get("assistant_model")).value) not in _MODES:
         raise ValueError(f"`generate` decodes by {', '.join(_MODES)}; the options ask for {mode}. Leave them out.")
     return config

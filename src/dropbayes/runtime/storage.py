@@ -35,8 +35,7 @@ class ModelFile:
 
     def tensor(self, name: str, *, shape: Sequence[int | None]) -> Tensor:
         """The tensor of this name and shape (None for any size), of floating-point numbers that are all finite."""
-        value = self.tensors.get(name)
-        if value is None:
+        if (value := self.tensors.get(name)) is None:
             raise ValueError(f"`path` must hold the tensor {name!r}; it is missing. Save the model again.")
         fits = value.dim() == len(shape) and all(b in (None, a) for a, b in zip(value.shape, shape, strict=True))
         if not (fits and value.is_floating_point()):

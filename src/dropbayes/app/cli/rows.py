@@ -80,8 +80,7 @@ def _note_unusual_cells(model: Model, missing: Counter[str], new: Counter[str], 
         note(line)
     if len(lines) > 10:
         note(f"the same of {count(len(lines) - 10, 'further column')}.")
-    beyond = {name: n for name, n in outside.items() if name not in new}
-    if beyond:
+    if beyond := {name: n for name, n in outside.items() if name not in new}:
         some = ", ".join(f"{name!r} in {count(n, 'row')}" for name, n in list(beyond.items())[:5])
         more = f" and {len(beyond) - 5} more columns" if len(beyond) > 5 else ""
         dates = [column.name for column in model.schema.columns if column.kind == "date" and column.name in beyond]

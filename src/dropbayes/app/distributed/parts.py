@@ -130,8 +130,7 @@ def predict_parquet(
             with contextlib.closing(ENGINES[engine](make, missing, workers, address)) as finished:
                 for rows in finished:
                     bar.advance(rows)
-    lacking = [part for part in missing if not part.is_written]
-    if lacking:
+    if lacking := [part for part in missing if not part.is_written]:
         raise OSError(f"{len(lacking)} parts were reported as written but are not in {str(folder)!r}; is it shared?")
     return rows_missing
 

@@ -28,8 +28,7 @@ def program(sources: dict[str, str]) -> str:
     """The modules, given by name, as one script that needs no module loader; `main` starts everything."""
     imports = {name: [module for _, module in _IMPORT.findall(text)] for name, text in sources.items()}
     for name, modules in imports.items():
-        missing = [module for module in modules if module not in sources]
-        if missing:
+        if missing := [module for module in modules if module not in sources]:
             raise ValueError(f"{name}.js imports {missing[0]}.js, which does not exist.")
 
     def ordered(name: str) -> Iterator[str]:
@@ -45,8 +44,7 @@ def _as_function(name: str, text: str) -> str:
     """A module as `const $name = (() => { ...; return { its exports }; })();`, without comments between its lines."""
     exports = [exported for _, exported in _EXPORT.findall(text)]
     body = _EXPORT.sub(r"\1", _IMPORT.sub(r"const {\1} = $\2;\n", _COMMENT.sub("", text)))
-    unknown = _MODULE_SYNTAX.search(body)
-    if unknown:
+    if unknown := _MODULE_SYNTAX.search(body):
         raise ValueError(
             f'{name}.js must import as `import {{ a }} from "./b.js";` and export declarations; got {unknown[0]!r}.'
         )

@@ -71,8 +71,7 @@ class Service:
     # --- requests --------------------------------------------------------------------------------------------------
 
     def named_model(self, request: Request) -> ServedModel:
-        model = self.models.get(request.path_params["model"])
-        if model is None:
+        if (model := self.models.get(request.path_params["model"])) is None:
             raise HTTPException(404, f"there is no model of this name; there are {', '.join(map(repr, self.models))}.")
         if request.path_params.get("version", model.version) != model.version:
             raise HTTPException(404, f"there is no such version; the present one is {model.version!r}.")

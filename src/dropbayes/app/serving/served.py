@@ -147,8 +147,7 @@ class ServedModel:
         names = list(self.predictor.inputs)
         if len(columns) == 1 and np.shape(next(iter(columns.values())))[1:] == (len(names),) != (1,):
             columns = {MATRIX: next(iter(columns.values()))}  # MLServer's codec of arrays has a name of its own
-        unknown = [name for name in columns if name not in names and name != MATRIX]
-        if unknown:
+        if unknown := [name for name in columns if name not in names and name != MATRIX]:
             raise ValueError(f"the model has no input {unknown[0][:40]!r}; its inputs are in its metadata.")
         if MATRIX in columns and MATRIX not in names and len(columns) > 1:
             raise ValueError(f"the input '{MATRIX}' holds all columns; send it alone, or the columns by name.")

@@ -161,8 +161,7 @@ class Connection(H11Protocol):
         self.opened = self.loop.time()
         self._watch()
         others: set[Any] = self.connections - {self} if len(self.connections) > _MAX_CONNECTIONS else set()
-        free = [other for other in others if not other.is_owed and not other.transport.is_closing()]
-        if free:
+        if free := [other for other in others if not other.is_owed and not other.transport.is_closing()]:
             min(free, key=lambda other: other.opened).transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
