@@ -48,7 +48,7 @@ def test_a_bar_is_shown_on_request_and_counts_what_was_followed(capsys):
 
 def test_the_time_left_counts_only_what_this_run_has_done():
     bar = ProgressBar("fit", 100, unit="epochs", initial=50, show=False)
-    bar.advance_to(60)
+    bar.advance(10)
     assert bar.line(600) == "fit: 60/100 epochs [10:00<40:00]"
 
 

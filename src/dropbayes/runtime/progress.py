@@ -51,9 +51,6 @@ class ProgressBar:
             with contextlib.suppress(OSError, ValueError):  # standard error may be closed
                 print(self.line(self._last_line - self._start), file=sys.stderr, flush=True)
 
-    def advance_to(self, position: int) -> None:
-        self.advance(position - self.done)
-
     def follow(self, items: Iterable[_Item]) -> Iterator[_Item]:
         """The items, each counted as one unit once the next is requested."""
         for item in items:

@@ -33,7 +33,7 @@ def read_blocks(source: Source, blocks: Iterable[pa.Table], *, title: str) -> It
         for block in blocks:
             yield block
             n_rows += block.num_rows
-            bar.advance_to(source.position)
+            bar.advance(source.position - bar.done)
     if not n_rows:
         raise ValueError(f"{source.label}: has a header but no rows.")
 
