@@ -137,10 +137,9 @@ def training_rows(
 
 def _decimal_mark(table: pa.Table, tokens: tuple[str, ...]) -> str | None:
     """A comma if the first rows of some columns can be read with no other mark and none need a point; else None."""
-    marks: list[list[str]] = []
-    for values in table.slice(0, 1000).columns:
-        cells = Cells(values, "", str, tokens)
-        marks.append([mark for mark in ".," if cells.is_text and notation_of(cells.texts.drop_null(), decimal=mark)])
+    columns = [Cells(values, "", str, tokens) for values in table.slice(0, 1000).columns]
+    texts = [column.texts.drop_null() for column in columns if column.is_text]
+    marks = [[mark for mark in ".," if notation_of(column, decimal=mark)] for column in texts]
     return "," if [","] in marks and ["."] not in marks else None
 
 
