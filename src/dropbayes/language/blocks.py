@@ -25,7 +25,7 @@ _ROUTER = re.compile(r"(router|gate|classifier)$", re.IGNORECASE)
 _OTHER_INPUTS = re.compile(r"(^|[._])(vision|visual|image|audio|speech|multi_modal)", re.IGNORECASE)
 _OUT_OF_ATTENTION = re.compile(r"\.(o|wo|out|output|dense|c_proj|proj)(_proj|_linear)?(\.\w+)?$")
 _INTO_ATTENTION = re.compile(r"\.(w?[qkv]|qkv|kv|query|key|value|c_attn|in|gate|g|to_[qkv])(_\w+)?$", re.IGNORECASE)
-_NEVER_CALLED = re.compile(r"\.dt_proj$")  # state-space layers read its weight and their convolution's
+_LEFT_OUT = re.compile(r"\.lora_|\.dt_proj$")  # state-space layers read its weight and their convolution's
 
 
 def last_blocks(net: nn.Module, n_blocks: int) -> frozenset[str]:
@@ -114,8 +114,7 @@ def _expert_stacks(net: nn.Module) -> list[str]:
 def _linear_layers(net: nn.Module) -> list[str]:
     others = (nn.Embedding, nn.modules.conv._ConvNd)
     layers = [(name, layer) for name, layer in weight_layers(net) if "weight" in layer._parameters]
-    layers = [(name, layer) for name, layer in layers if not isinstance(layer, others) and ".lora_" not in name]
-    return [name for name, _ in layers if not _NEVER_CALLED.search(name)]
+    return [name for name, layer in layers if not isinstance(layer, others) and not _LEFT_OUT.search(name)]
 
 
 def _is_inside(name: str, modules: Iterable[str]) -> bool:
