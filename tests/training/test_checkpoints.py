@@ -185,6 +185,14 @@ def test_a_run_may_be_continued_by_the_network_that_it_trained(tmp_path):
     assert interrupted(tmp_path / "c", net=net, epochs=5) == interrupted(None, epochs=5)
 
 
+def test_a_finished_run_is_returned_to_the_network_that_has_its_best_weights(tmp_path):
+    x, y = toy()
+    net, wrong = network(), EarlyStopping((x[:16], -y[:16]), patience=2, n_draws=4)
+    history = interrupted(tmp_path / "run.ckpt", net=net, stopping=wrong, epochs=20)
+    assert history.best_epoch < len(history.loss)
+    assert interrupted(tmp_path / "run.ckpt", net=net, stopping=wrong, epochs=20) == history
+
+
 @pytest.mark.slow
 def test_every_bit_flip_and_truncation_is_refused_with_one_class_of_error(tmp_path):
     interrupted(tmp_path / "c", epochs=1)

@@ -3,6 +3,7 @@ r"""The training of one network from its first epoch to its last, best or interr
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import os
 import warnings
@@ -138,7 +139,7 @@ def fit(
         noise.restore(run.history.precision)
         with ProgressBar("fit", epochs, unit="epochs", initial=len(run.history.loss), show=progress) as bar:
             is_read = bool(callbacks) or judged is not None or file is not None
-            finite, unchecked = _state_copy(net), 0  # the last state that was checked to be finite, and steps since
+            finite, unchecked = copy.deepcopy(net.state_dict()), 0  # the last state found finite, and steps since
             net.train()
             while len(run.history.loss) < epochs and not run.history.stopped:
                 epoch = len(run.history.loss)
@@ -148,7 +149,7 @@ def fit(
                 rate = optimizer.param_groups[0]["lr"]
                 if is_read or unchecked >= 16 or epoch + 1 == epochs or not math.isfinite(loss):
                     _check_finite(net, finite, loss, epoch, rate, rows)
-                    finite, unchecked = _state_copy(net), 0
+                    finite, unchecked = copy.deepcopy(net.state_dict()), 0
                 score = None if judged is None else stopping.score(net, judged, noise.likelihood(), seed, epoch)
                 run = _with_epoch(run, net, loss, score, rate, noise.values(), stopping.patience)
                 stop = [callback(Progress(epoch + 1, net, run.history)) for callback in callbacks]
@@ -213,12 +214,8 @@ def _with_epoch(
         stopped="patience" if waited >= patience else "",
     )
     if score is not None and is_best:
-        run = replace(run, best=_state_copy(net), best_score=score)
+        run = replace(run, best=copy.deepcopy(net.state_dict()), best_score=score)
     return replace(run, history=history, waited=waited)
-
-
-def _state_copy(net: nn.Module) -> dict[str, Tensor]:
-    return {name: value.detach().clone() for name, value in net.state_dict().items()}
 
 
 def _check_finite(net: nn.Module, before: dict[str, Tensor], loss: float, epoch: int, rate: float, rows: Rows) -> None:
