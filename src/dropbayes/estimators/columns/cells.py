@@ -26,12 +26,6 @@ BOOLEANS = {"true": 1.0, "yes": 1.0, "y": 1.0, "t": 1.0, "false": 0.0, "no": 0.0
 Place = Callable[[int], str]  #: The location of a row, in words; the table itself for -1.
 
 
-def is_text(values: pa.Array) -> bool:
-    """Whether an arrow array holds texts."""
-    t = pa.types
-    return any(is_kind(values.type) for is_kind in (t.is_string, t.is_large_string, t.is_string_view))
-
-
 def is_numeric(values: pa.Array) -> bool:
     """Whether an arrow array holds numbers or booleans."""
     return pa.types.is_boolean(values.type) or pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
@@ -52,7 +46,7 @@ def first_failure(texts: pa.Array) -> int | None:
 class Cells:
     """The cells of a column, and how messages call them."""
 
-    # As one array: dictionaries decoded, decimals as numbers, durations in days, nulls alone as texts.
+    # As one array: dictionaries decoded, decimals as numbers, durations in days, nulls alone and texts as strings.
     values: pa.Array
     name: str
     at: Place
@@ -63,7 +57,7 @@ class Cells:
         values = pa.chunked_array(given if hasattr(given, "chunks") else [given]).combine_chunks()
         if pa.types.is_dictionary(values.type):
             values = values.dictionary_decode()
-        if pa.types.is_null(values.type) or is_text(values):
+        if values.type in (pa.null(), pa.large_string(), pa.string_view()):
             values = values.cast(pa.string())
         elif pa.types.is_duration(values.type) or pa.types.is_time(values.type):
             values = pa.array(days_of(values, ""))  # a time of day is the duration since midnight
@@ -74,7 +68,7 @@ class Cells:
     @property
     def is_text(self) -> bool:
         """Whether they are texts, as those of a CSV file."""
-        return is_text(self.values)
+        return pa.types.is_string(self.values.type)
 
     @property
     def texts(self) -> pa.Array:
