@@ -54,7 +54,7 @@ class Ensemble(ABC):
     records: ClassVar[dict[str, tuple[str, Any]]] = {"forest_": ("forest", Trees), "boosted_": ("boosted", Trees)}
     """The attributes that a file holds as tensors if they are not None, with their name there and their class."""
 
-    population_: Population
+    population_: Population  #: The networks, on the CPU.
     seed_: int
     n_draws: int
     method: str = "sampling"
@@ -264,7 +264,7 @@ class RegressionEnsemble(Ensemble):
     @property
     def precision_(self) -> Any:
         """τ in units of 1/y²: a number, or one per output."""
-        precision = self.population_.precision[0].cpu().numpy()
+        precision = self.population_.precision[0].numpy()
         return float(precision[0]) if self.one_column_ else precision
 
     @on_cpu
@@ -296,10 +296,9 @@ class RegressionEnsemble(Ensemble):
     def _mixture(self, x: np.ndarray, inputs: Tensor, outputs: Tensor) -> Mixture:
         population, n_outputs = self.population_, self.population_.y_mean.shape[1]
         if self.process_ is not None:
-            outputs = self._with_process(inputs, outputs)
+            outputs = self._with_process(self.process_, inputs, outputs)
         if self.forest_ is not None:  # networks and trees as draws of one network, in one standard
-            n_draws = self._n_drawn if len(outputs) == 1 else len(outputs)
-            functions = outputs.expand(n_draws, -1, -1, -1).double().flatten(0, 1)
+            functions = outputs.expand(self._n_drawn, -1, -1, -1).double().flatten(0, 1)
             outputs = among(functions, self.forest_.draws(x), float(self.forest_.weight))[:, None]
         if self.boosted_ is not None:
             outputs = torch.lerp(outputs, self.boosted_.total(x).to(outputs), float(self.boosted_.weight))
@@ -312,32 +311,28 @@ class RegressionEnsemble(Ensemble):
                 message = f"{rows} predicted further beyond the targets than these range; such predictions are bounded."
                 warnings.warn(f"{message} Look for faulty values in these rows.", UserWarning, stacklevel=2)
         if self.noise_ is not None:
-            draws = outputs.double().flatten(0, 1).cpu()
-            columns = inputs[:, : self._n_columns].cpu()
+            draws, columns = outputs.double().flatten(0, 1), inputs[:, : self._n_columns]
             y_mean, y_scale = self._target_moments
             mixture = self.noise_.mixture(draws, columns, y_mean, y_scale)
             spread = self.extrapolation_
             return mixture if spread is None else spread.spread(mixture, columns, y_scale)
         mean, variance = in_units(population, outputs)
-        return Mixture(mean.flatten(0, 1).cpu(), variance.flatten(0, 1).sqrt().cpu())
+        return Mixture(mean.flatten(0, 1), variance.flatten(0, 1).sqrt())
 
     @property
     def _target_moments(self) -> tuple[Tensor, Tensor]:
         """The mean and the scale of y, one per output; networks that learn what a process leaves have others."""
         if self.process_ is not None:
             return self.process_.y_mean, self.process_.y_scale
-        return self.population_.y_mean[0].cpu(), self.population_.y_scale[0].cpu()
+        return self.population_.y_mean[0], self.population_.y_scale[0]
 
-    def _with_process(self, inputs: Tensor, outputs: Tensor) -> Tensor:
+    def _with_process(self, process: Process, inputs: Tensor, outputs: Tensor) -> Tensor:
         """The outputs in one standard, with the draws of the process added to those of the networks that need it."""
-        population, process = self.population_, self.process_
-        assert process is not None
-        mean, deviation = process.predict(inputs[:, : self._n_columns].cpu())
-        offset = offset_draws(mean, deviation, len(outputs)).to(outputs.device)[:, None, :, None]
+        population = self.population_
+        offset = offset_draws(*process.predict(inputs[:, : self._n_columns]), len(outputs))[:, None, :, None]
         has_offset = torch.tensor([[[member.offset]] for member in population.members], device=outputs.device)
-        y_mean, y_scale = process.y_mean.to(outputs.device), process.y_scale.to(outputs.device)
         values = outputs.double() * population.y_scale[:, None] + population.y_mean[:, None]
-        return torch.where(has_offset, values / y_scale + offset, (values - y_mean) / y_scale)
+        return torch.where(has_offset, values / process.y_scale + offset, (values - process.y_mean) / process.y_scale)
 
     @on_cpu
     def predict(self, X: Any, return_std: bool = False, return_cov: bool = False) -> Any:
@@ -375,7 +370,7 @@ class RegressionEnsemble(Ensemble):
             if bool((drop_prob > 0).any()):
                 total += linear.covariance(net, standard, between_rows=True).diagonal(dim1=1, dim2=3)
         std = total.diagonal().T.clamp(min=1e-300).sqrt()
-        return (total / (std * std.unsqueeze(1)))[..., : self.population_.y_mean.shape[1]].cpu()
+        return (total / (std * std.unsqueeze(1)))[..., : self.population_.y_mean.shape[1]]
 
     @on_cpu
     def predict_interval(self, X: Any, coverage: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
@@ -434,7 +429,7 @@ class ClassEnsemble(Ensemble):
         x = self._inputs(X)
         for rows, _, outputs in self._output_blocks(x):
             shift = sum(trees.weight * trees.evidence(x[rows], self.class_shares_) for trees in self._trees)
-            draws = tempered(outputs.double().cpu(), self.temperature_, self.class_shares_, shift).exp().flatten(0, 1)
+            draws = tempered(outputs.double(), self.temperature_, self.class_shares_, shift).exp().flatten(0, 1)
             if self.recalibration is not None:
                 draws = self.recalibration.probabilities(draws, self.class_shares_)
             yield rows, draws

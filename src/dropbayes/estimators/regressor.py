@@ -256,7 +256,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         """The standardised inputs, without those of the bins."""
         standard, columns = self.population_, slice(self._n_columns)
         inputs = torch.as_tensor(x[:, columns])
-        return (inputs - standard.x_mean[0, columns].cpu()) / standard.x_scale[0, columns].cpu()
+        return (inputs - standard.x_mean[0, columns]) / standard.x_scale[0, columns]
 
     def _fit_extrapolation(self, gap: Gap, without_gap: Population, data: Task) -> None:
         if self.noise_ is None or bool(without_gap.diverged.any()):
@@ -266,7 +266,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         rows = inside[torch.randperm(len(inside), generator=source)[:_GAP_ROWS]]
         y_mean, y_scale = self._target_moments
         sampled, _ = draws(without_gap, torch.as_tensor(x[:, : without_gap.x_mean.shape[1]])[rows], n_draws=_GAP_DRAWS)
-        columns, functions = self._standard_columns(x), (sampled[:, 0].cpu() - y_mean) / y_scale
+        columns, functions = self._standard_columns(x), (sampled[:, 0] - y_mean) / y_scale
         outcome = self._standard_targets(data.y)
         if self.forest_ is not None:
             table = x[:, : self._n_columns], outcome[:, 0].numpy(), data.weight, gap.rows.numpy().astype(int)
@@ -281,7 +281,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
     def _set_precision(self, precision: Tensor) -> None:
         if self.noise_ is not None:  # the scale of the noise follows the Gaussian's
             factor = (self.population_.precision[0] / precision[0]).sqrt()
-            self.noise_ = self.noise_.rescale(factor.cpu())
+            self.noise_ = self.noise_.rescale(factor)
         super()._set_precision(precision)
 
     def _training_data(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> tuple[np.ndarray, ...]:
