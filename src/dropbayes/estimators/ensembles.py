@@ -11,7 +11,7 @@ import functools
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,7 +26,7 @@ from dropbayes.estimators.extrapolation import Bounds, Extrapolation
 from dropbayes.estimators.frames import as_array, frame_inputs
 from dropbayes.estimators.inputs import Bins, MissingValues
 from dropbayes.estimators.noise import StudentNoise
-from dropbayes.estimators.process import Process, offset_draws
+from dropbayes.estimators.process import Process, in_blocks, offset_draws
 from dropbayes.estimators.recalibration import tempered
 from dropbayes.estimators.transforms import MappedMixture, TargetTransform, TransformedMixture
 from dropbayes.estimators.trees import Trees, among
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 # Rows predicted at a time, and values of their draws held in memory: both bound the memory.
 _BLOCK_ROWS, _BLOCK_ELEMENTS = 4096, 2**20
-_PRODUCT_ROWS = 64  # of a product of one network
 METHODS = ("sampling", "linear", "moments")  #: The methods of a prediction.
 
 
@@ -161,9 +160,9 @@ class Ensemble(ABC):
                 for i, net in enumerate(nets):
                     drawn = functools.partial(outputs_by, self.method, net, n_draws=n_draws, seed=self.seed_ + i)
                     if not random[i]:  # nothing is dropped: one function
-                        sampled = _in_blocks(net.eval(), standard).expand(n_draws, -1, -1)
+                        sampled = in_blocks(net.eval(), standard).expand(n_draws, -1, -1)
                     else:  # the other methods have products of one size by themselves
-                        sampled = _in_blocks(drawn, standard, 256) if self.method == "linear" else drawn(standard)
+                        sampled = in_blocks(drawn, standard, 256) if self.method == "linear" else drawn(standard)
                     outputs.append(sampled)
             yield rows, standard, torch.stack(outputs, 1)
 
@@ -219,12 +218,6 @@ class Ensemble(ABC):
             known = (trees.column >= 0) & (trees.column < self._n_columns)
             if trees.value.shape[1] != n_outputs or not bool(known.all()):
                 raise ValueError(f"trees must compare {self._n_columns} columns and have {n_outputs} outputs")
-
-
-def _in_blocks(function: Callable[[Tensor], Tensor], x: Tensor, n_rows: int = _PRODUCT_ROWS) -> Tensor:
-    """The outputs `[..., row, output]` of rows in blocks of one size: a row then has the same bits in any batch."""
-    padded = torch.nn.functional.pad(x, (0, 0, 0, -len(x) % n_rows))
-    return torch.cat([function(block) for block in padded.split(n_rows)], -2)[..., : len(x), :]
 
 
 def _finite(values: Tensor) -> np.ndarray:
@@ -364,7 +357,7 @@ class RegressionEnsemble(Ensemble):
     def _linear_correlation(self, X: Any) -> Tensor:
         """The correlation between rows of each output, `[row, row, output]`, over the masks and the networks."""
         standard, nets = self._standard(self._inputs(X)), self.networks_
-        means = torch.stack([_in_blocks(net.eval(), standard).detach().double() for net in nets])
+        means = torch.stack([in_blocks(net.eval(), standard).detach().double() for net in nets])
         total = torch.einsum("inj,imj->nmj", means - means.mean(0), means - means.mean(0))
         for net, drop_prob in zip(nets, self.population_.drop_prob, strict=True):
             if bool((drop_prob > 0).any()):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -34,7 +35,6 @@ _SCALE_ROWS = 300  # of each half
 # that of a length-scale upwards, where a column comes to play no part.
 _PRIOR_DEVIATION, _UPWARDS = 1.5, 3.0
 _JITTER = 1e-6
-_PRODUCT_ROWS = 64  # Products of one size: a row has the same bits in any batch.
 _CLIP = 3.0
 
 
@@ -71,14 +71,15 @@ class Process:
         scales, factor = self.log_scales[half], self._factors[half]
         weights = torch.cholesky_solve(self.targets[:, None], factor)[:, 0]
         signal, slope = (2 * scales[-3:-1]).exp()
-        means, variances = [], []
-        for block in torch.nn.functional.pad(x, (0, 0, 0, -len(x) % _PRODUCT_ROWS)).split(_PRODUCT_ROWS):
+
+        def moments(block: Tensor) -> Tensor:
             cross = torch.add(*_parts(block, scales, self.anchors))
-            means.append(cross @ weights)
             prior = signal + slope / x.shape[1] * block.square().sum(1)
             known = torch.linalg.solve_triangular(factor, cross.T, upper=False).square().sum(0)
-            variances.append((prior - known).clamp_min(_JITTER))
-        return torch.cat(means)[: len(x)], torch.cat(variances)[: len(x)]
+            return torch.stack([cross @ weights, (prior - known).clamp_min(_JITTER)], 1)
+
+        mean, variance = in_blocks(moments, x).unbind(1)
+        return mean, variance
 
     def leave_one_out(self, index: Tensor, half: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and deviation at training rows, each without its anchor and under the scales of the other half.
@@ -115,6 +116,12 @@ class Offset:
     mean: Tensor
     deviation: Tensor
     trust: Tensor  # a factor on what networks learn of each row, less than 1 for outliers of the targets
+
+
+def in_blocks(function: Callable[[Tensor], Tensor], x: Tensor, n_rows: int = 64) -> Tensor:
+    """The outputs `[..., row, output]` of rows in blocks of one size: a row then has the same bits in any batch."""
+    padded = torch.nn.functional.pad(x, (0, 0, 0, -len(x) % n_rows))
+    return torch.cat([function(block) for block in padded.split(n_rows)], -2)[..., : len(x), :]
 
 
 def offset_draws(mean: Tensor, deviation: Tensor, n_draws: int) -> Tensor:
