@@ -187,33 +187,29 @@ def segments(measured: Measured, features: Sequence[Feature]) -> list[Segment]:
     return result
 
 
-class ImportanceTable:
+def ranking_table(ranked: Sequence[Importance]) -> dict[str, object]:
     """The features, the greatest importance first."""
-
-    def __init__(self, ranked: Sequence[Importance]) -> None:
-        greatest = max(ranked[0].rise, 1e-300)
-        self.rows = [
-            [one.feature.title, score_text(one.rise, one.error), f"{100 * max(one.rise, 0.0) / greatest:.0f} %"]
-            for one in ranked[:MAX_FEATURES]
-        ]
-        self.n_left = len(ranked) - len(self.rows)
-        self.first = next((one.feature.title for one in ranked if one.rise > 2 * one.error), "")  # beyond chance
+    greatest = max(ranked[0].rise, 1e-300)
+    rows = [
+        [one.feature.title, score_text(one.rise, one.error), f"{100 * max(one.rise, 0.0) / greatest:.0f} %"]
+        for one in ranked[:MAX_FEATURES]
+    ]
+    first = next((one.feature.title for one in ranked if one.rise > 2 * one.error), "")  # beyond chance
+    return {"rows": rows, "n_left": len(ranked) - len(rows), "first": first}
 
 
-class SegmentTable:
-    """The errors in parts of features, and which of them are beyond chance among so many parts."""
-
-    def __init__(self, measured: Measured, features: Sequence[Feature]) -> None:
-        self.parts = parts = segments(measured, features)
-        if not parts:
-            return
-        # The standard errors that the greatest of so many exceeds with a probability of at most 5 % (Bonferroni).
-        self.limit = limit = float(scipy.special.ndtri(1 - 0.025 / (2 * len(parts))))
-        self.worst = max(parts, key=lambda part: part.sigmas)
-        self.off = min(parts, key=lambda part: part.surprise_sigmas)
-        show, surprise = measured.show, measured.surprise_text
-        self.rows = [[p.feature, p.values, f"{p.n_rows:,}", show(p.loss), surprise(p.surprise)] for p in parts]
-        self.notable = {k for k, p in enumerate(parts) if p.sigmas > limit or abs(p.surprise_sigmas) > limit}
+def segment_table(measured: Measured, features: Sequence[Feature]) -> dict[str, object] | None:
+    """The errors in parts of features, and which of them are beyond chance among so many parts; None without any."""
+    parts = segments(measured, features)
+    if not parts:
+        return None
+    # The standard errors that the greatest of so many exceeds with a probability of at most 5 % (Bonferroni).
+    limit = float(scipy.special.ndtri(1 - 0.025 / (2 * len(parts))))
+    worst, off = max(parts, key=lambda part: part.sigmas), min(parts, key=lambda part: part.surprise_sigmas)
+    show, surprise = measured.show, measured.surprise_text
+    rows = [[p.feature, p.values, f"{p.n_rows:,}", show(p.loss), surprise(p.surprise)] for p in parts]
+    notable = {k for k, p in enumerate(parts) if p.sigmas > limit or abs(p.surprise_sigmas) > limit}
+    return {"limit": limit, "worst": worst, "off": off, "rows": rows, "notable": notable}
 
 
 class Shift(NamedTuple):
@@ -261,15 +257,13 @@ def _shift(feature: Feature, low: float, high: float) -> Shift:
     return Shift(feature.title, before, after, outside, distance, p_value)
 
 
-class ShiftTable:
+def shift_table(measured: Sequence[Shift]) -> dict[str, object]:
     """The features of the evaluated rows beside those of the training rows."""
-
-    def __init__(self, measured: Sequence[Shift]) -> None:
-        self.moved = [one.name for one in measured if one.p_value is not None and one.p_value < 0.01 / len(measured)]
-        self.farthest = max(measured, key=lambda one: one.outside)
-        distances = ("–" if one.distance is None else f"{one.distance:.2f}" for one in measured)
-        self.rows = [
-            [one.name, one.before or "–", one.after, distance, percent(one.outside)]
-            for one, distance in zip(measured[:MAX_FEATURES], distances, strict=False)
-        ]
-        self.notable = {k for k, one in enumerate(measured) if one.name in self.moved or one.outside > 0}
+    moved = [one.name for one in measured if one.p_value is not None and one.p_value < 0.01 / len(measured)]
+    distances = ("–" if one.distance is None else f"{one.distance:.2f}" for one in measured)
+    rows = [
+        [one.name, one.before or "–", one.after, distance, percent(one.outside)]
+        for one, distance in zip(measured[:MAX_FEATURES], distances, strict=False)
+    ]
+    notable = {k for k, one in enumerate(measured) if one.name in moved or one.outside > 0}
+    return {"moved": moved, "farthest": max(measured, key=lambda one: one.outside), "rows": rows, "notable": notable}

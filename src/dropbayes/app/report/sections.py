@@ -13,7 +13,7 @@ from sklearn.metrics import precision_recall_fscore_support
 
 from dropbayes import calibration
 from dropbayes.app.report import figures, summary
-from dropbayes.app.report.features import SHUFFLED_ROWS, ImportanceTable, SegmentTable, ShiftTable, importances, shifts
+from dropbayes.app.report.features import SHUFFLED_ROWS, importances, ranking_table, segment_table, shift_table, shifts
 from dropbayes.app.report.inputs import ReportInputs
 from dropbayes.app.report.layout import Column
 from dropbayes.app.report.measurements import Classification, Measured
@@ -47,10 +47,10 @@ def page_context(inputs: ReportInputs, measured: Measured) -> dict[str, object]:
         "class_rows": _class_rows(measured) if measured.has_classes else None,
         "deferral": summary.deferral(measured),
         "baseline_rows": summary.baseline_rows(beside),
-        "importance": ImportanceTable(ranked),
-        "segments": SegmentTable(measured, [one.feature for one in ranked[:5]]),
-        "shifts": ShiftTable(moved) if training or inputs.ranges else None,
-        "uncertain": UncertainTable(inputs, measured, [one.feature.name for one in ranked]),
+        "importance": ranking_table(ranked),
+        "segments": segment_table(measured, [one.feature for one in ranked[:5]]),
+        "shifts": shift_table(moved) if training or inputs.ranges else None,
+        "uncertain": _uncertain(inputs, measured, [one.feature.name for one in ranked]),
         "dropout": _dropout(inputs, measured) if is_dropped else None,
         "facts": _provenance(inputs, measured),
         "figures": figures,
@@ -73,30 +73,28 @@ def _class_rows(measured: Classification) -> tuple[list[list[str]], set[int]]:
     return rows, {place for place, k in enumerate(order) if support[k] and not predicted[k]}
 
 
-class UncertainTable:
+def _uncertain(inputs: ReportInputs, measured: Measured, ranked: list[str]) -> dict[str, object]:
     """The most uncertain rows, with the columns that matter most: the features are `ranked`."""
-
-    def __init__(self, inputs: ReportInputs, measured: Measured, ranked: list[str]) -> None:
-        top = np.argsort(-measured.uncertainty, kind="stable")[:10].tolist()
-        percentiles, self.among = _percentiles(inputs, measured.uncertainty)
-        parts = np.clip(measured.epistemic / np.maximum(measured.total, 1e-300), 0, 1)
-        share = [f"{100 * part:.0f} %" for part in parts[top]]
-        order = {name: place for place, name in enumerate(ranked)}
-        shown = [
-            (printable_name(label, max_length=40), [values[k] for k in top])
-            for label, values in sorted(inputs.columns, key=lambda column: order.get(column[0], len(order)))[:4]
-        ]
-        ranks = (percentile_text(percentiles[k]).replace("percentile ", "") for k in top)
-        columns = [
-            (Column("row"), [f"{k + 1 if inputs.numbers is None else inputs.numbers[k]:,.0f}" for k in top]),
-            *((Column(label, all(map(_is_number, values))), list(map(_cell, values))) for label, values in shown),
-            *_results(measured, top),
-            (Column("epistemic share", share=True), share),
-            (Column("percentile"), [rank.replace("above ", "> ").replace("below ", "< ") for rank in ranks]),
-        ]
-        self.share, self.n_left = share[0], len(inputs.columns) - len(shown)
-        self.columns, cells = zip(*columns, strict=True)
-        self.rows = list(zip(*cells, strict=True))
+    top = np.argsort(-measured.uncertainty, kind="stable")[:10].tolist()
+    percentiles, among = _percentiles(inputs, measured.uncertainty)
+    parts = np.clip(measured.epistemic / np.maximum(measured.total, 1e-300), 0, 1)
+    share = [f"{100 * part:.0f} %" for part in parts[top]]
+    order = {name: place for place, name in enumerate(ranked)}
+    shown = [
+        (printable_name(label, max_length=40), [values[k] for k in top])
+        for label, values in sorted(inputs.columns, key=lambda column: order.get(column[0], len(order)))[:4]
+    ]
+    ranks = (percentile_text(percentiles[k]).replace("percentile ", "") for k in top)
+    described = [
+        (Column("row"), [f"{k + 1 if inputs.numbers is None else inputs.numbers[k]:,.0f}" for k in top]),
+        *((Column(label, all(map(_is_number, values))), list(map(_cell, values))) for label, values in shown),
+        *_results(measured, top),
+        (Column("epistemic share", share=True), share),
+        (Column("percentile"), [rank.replace("above ", "> ").replace("below ", "< ") for rank in ranks]),
+    ]
+    columns, cells = zip(*described, strict=True)
+    rows, n_left = list(zip(*cells, strict=True)), len(inputs.columns) - len(shown)
+    return {"columns": columns, "rows": rows, "among": among, "share": share[0], "n_left": n_left}
 
 
 def _results(measured: Measured, top: list[int]) -> list[tuple[Column, list[str]]]:
