@@ -301,19 +301,13 @@ class Program:
                 inputs.append(h if mask is None else h.mul_(mask))
         delta = self.head.loss_gradient(h, y).mul_(share)
         for layer in reversed(range(self.n_layers)):
-            gradient, weight, mask = self._gradients[layer], self._weights_t[layer], masks[layer]
-            single = delta.shape[2] == 1 and not delta.is_cuda  # the same products, at a third and a fifth of the time
-            left = self._outputs_t[layer - 1] if layer else x.mT
-            left, right, out = (delta.mT, inputs[layer], gradient.mT) if single else (left, delta, gradient)
-            torch.bmm(left, right, out=out)
+            torch.bmm(self._outputs_t[layer - 1] if layer else x.mT, delta, out=self._gradients[layer])
             torch.sum(delta, 1, keepdim=True, out=self._gradients[self.n_layers + layer])
             if not layer:
                 continue
-            out = self._deltas[layer - 1]
-            if single:
-                delta = torch.mul(delta, weight, out=out)
-            else:  # a strided transpose takes twice as long in MKL, and 70 times in oneDNN's reference kernel on ARM
-                delta = torch.bmm(delta, self._transposed[layer].copy_(weight), out=out)
+            # A strided transpose takes twice as long in MKL, and 70 times in oneDNN's reference kernel on ARM.
+            transposed, mask = self._transposed[layer].copy_(self._weights_t[layer]), masks[layer]
+            delta = torch.bmm(delta, transposed, out=self._deltas[layer - 1])
             if relu:  # a unit's input to the layer is positive where it is both active and kept
                 torch.ops.aten.threshold_backward.grad_input(delta, inputs[layer], 0.0, grad_input=delta)
             else:
