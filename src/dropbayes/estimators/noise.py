@@ -142,16 +142,12 @@ def fit_noise(
         start = replace(start, raw_spread=zeros, log_freedom=zeros + _LIGHT_TAILS)
     penalties = torch.tensor(PENALTIES).to(y)
     shape = (n_outputs, len(penalties), len(held_out))
-
-    def repeat(values: Tensor) -> Tensor:
-        return values[:, None].expand(-1, shape[1] * shape[2], *values.shape[1:]).flatten(0, 1)
-
     penalty = penalties[None, :, None].expand(shape).flatten()
     tested = held_out.to(y)[None, None].expand(*shape, n_rows).flatten(0, 2)
     # Half the draws suffice to separate the penalties.
-    many = (repeat(draws[:, ::2]), repeat(features), repeat(y))
-    starts = StudentNoise(**{name: repeat(values) for name, values in vars(start).items()})
-    fitted = _maximise(starts, many, weight * (1 - tested), penalty, n_steps, learned)
+    many = [values.repeat_interleave(shape[1] * shape[2], 0) for values in (draws[:, ::2], features, y)]
+    starts = {name: values.repeat_interleave(shape[1] * shape[2], 0) for name, values in vars(start).items()}
+    fitted = _maximise(StudentNoise(**starts), many, weight * (1 - tested), penalty, n_steps, learned)
     with torch.no_grad():
         density = log_density(fitted, *many) * tested
     # [output, penalty, row]: every row is held out in at most one fold.
