@@ -135,11 +135,9 @@ def _inputs(x: Tensor, ranked: Tensor, knots: Tensor, scores: Tensor) -> Tensor:
     Columns are logarithmic far from the mean: a far value is not a lever.
     """
     clipped = torch.where(x.abs() <= _CLIP, x, x.sign() * (_CLIP + torch.log1p((x.abs() - _CLIP).clamp_min(0))))
-    columns = x[:, ranked].T.contiguous()
-    right = torch.searchsorted(knots, columns).clamp(1, knots.shape[1] - 1)
-    low, high = knots.gather(1, right - 1), knots.gather(1, right)
-    share = ((columns - low) / (high - low)).nan_to_num(nan=0.0).clamp(0, 1)  # equal knots have equal scores
-    return torch.cat([clipped, scores.gather(1, right - 1).lerp(scores.gather(1, right), share).T], 1)
+    columns = zip(x[:, ranked].T, knots, scores, strict=True)
+    ranks = np.array([np.interp(*column) for column in columns]).reshape(len(ranked), len(x))
+    return torch.cat([clipped, torch.from_numpy(ranks).T], 1)
 
 
 def _ranks(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
