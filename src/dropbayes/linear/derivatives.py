@@ -39,7 +39,6 @@ class Linearisation:
     tensor: Tensor  #: The output at the variables' means, `[row, ...]`.
     output: Tensor  #: Its numbers, `[row, number]`; of a complex one, both parts.
     variables: list[Variable]
-    n_rows: int
     at_once: int  #: The numbers that are differentiated together.
     twice: bool = False  # gradients can be differentiated again
 
@@ -72,8 +71,8 @@ class Linearisation:
         """The derivatives by the numbers of a variable, in its deviations, `[row, unit]`."""
         layout, slope = variable.site.layout, gradient if gradient.dtype.itemsize > 2 else gradient.float()
         if layout is not None and layout.axis > 0:
-            slope = slope.unflatten(layout.axis, (self.n_rows, -1)).movedim(layout.axis, 0)
-        return slope.reshape(1 if layout is None else self.n_rows, -1) * variable.std
+            slope = slope.unflatten(layout.axis, (len(self.output), -1)).movedim(layout.axis, 0)
+        return slope.reshape(1 if layout is None else len(self.output), -1) * variable.std
 
     def _mapped(self, function: Callable[..., PyTree], directions: list[Tensor]) -> PyTree:
         """A function of each of the directions, stacked: mapped over, some of them together, or else one by one."""
@@ -89,12 +88,8 @@ class Linearisation:
 
     def variance(self) -> Tensor:
         """The variance of each number of the output, `[row, output]`."""
-
-        def variance(slopes: list[Tensor]) -> Tensor:
-            norms = [torch.linalg.vector_norm(slope, dim=1) for slope in slopes]
-            return torch.stack(norms).double().square().sum(0)
-
-        return self._each(variance).T
+        norms = self._each(lambda slopes: torch.stack([torch.linalg.vector_norm(slope, dim=1) for slope in slopes]))
+        return norms.double().square().sum(1).T
 
     def points(self) -> Tensor:
         """What fixed masks add to the output, `[point, row, output]`: of mean 0, and of its variance.
@@ -127,7 +122,7 @@ class Linearisation:
         pairs = zip(self.variables, found, strict=True)
         reached = [(variable, one) for variable, one in pairs if one is not None and one.requires_grad]
         generator = torch.Generator("cpu").manual_seed(0)
-        noise = [_noise(variable, n_probes, self.n_rows, generator) for variable, _ in reached]
+        noise = [_noise(variable, n_probes, len(self.output), generator) for variable, _ in reached]
 
         def moved(*probe: Tensor) -> Tensor:
             return torch.autograd.grad([one for _, one in reached], direction, probe, retain_graph=True)[0]
@@ -164,7 +159,7 @@ def linearise(
     for out, layout in zip(tensors, profile.outputs, strict=True):
         tensor = rows_first(out, layout, 1, inputs.n_rows)[0]
         output = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).reshape(inputs.n_rows, -1)
-        found.append(Linearisation(tensor, output, source.variables, inputs.n_rows, at_once, twice))
+        found.append(Linearisation(tensor, output, source.variables, at_once, twice))
     return found
 
 

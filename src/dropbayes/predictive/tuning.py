@@ -258,7 +258,7 @@ class Parts:
         self.steps = _UNIT_STEPS if per_unit else _UNIT_STEPS[:1]
         blocks: list[Tensor] = []
         for _, (linear,) in plan.linearised(inputs):
-            shape = (-1, linear.n_rows, n_outputs, n_outputs)
+            shape = (-1, len(linear.output), n_outputs, n_outputs)
             # The last one has the sites whose rates stay as they are.
             found: dict[str | None, Any] = dict.fromkeys(settings, 0) | {None: self.mean.new_zeros(1, *shape[1:])}
             for site, slope in linear.slopes():
