@@ -76,8 +76,7 @@ def uncertainty_reference(
             f"1e100; got {len(values)} from {values.min().item():.3g} to {values.max().item():.3g}. "
             "With zeros or ties throughout, use `empirical_percentile`."
         )
-    unknown = set(families) - set(FAMILIES)
-    if unknown or not families:
+    if not families or not FAMILIES.keys() >= set(families):
         raise ValueError(f"`families` must be among {sorted(FAMILIES)}; got {sorted(families)}.")
     unit = float(values.log().mul(weight).sum().exp())  # natural units: their logarithms are around 0
     x, w = (values / unit).numpy(), weight.numpy()

@@ -177,8 +177,7 @@ def add_dropout(
     check_unscripted(checked_network(net))
     result = _copied(net, weights=copy)
     names = set() if where is None or callable(where) else {where} if isinstance(where, str) else set(where)
-    unknown = names - dict(result.named_modules()).keys()
-    if unknown:
+    if unknown := names - dict(result.named_modules()).keys():
         raise ValueError(
             f"`where` must name modules of `net`; got {sorted(unknown, key=str)}. List them with net.named_modules()."
         )

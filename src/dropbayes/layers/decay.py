@@ -104,16 +104,13 @@ def _check_names(net: nn.Module, layers: Mapping[str, nn.Module], prior: Prior, 
     parameters = {name for name, _ in net.named_parameters(remove_duplicate=False)}
     for layer, module in layers.items():
         parameters.update(structure.qualified_names(layer, module))
-    unknown = sorted(given.keys() - layers.keys() - parameters)
-    if unknown:
+    if unknown := sorted(given.keys() - layers.keys() - parameters):
         raise ValueError(f"`keep_probs` must name weight layers of `net`; got {unknown}. They are {sorted(layers)}.")
-    stated = sorted(name for name in given.keys() & layers.keys() if structure.states_keep_probs(layers[name]))
-    if stated:
+    if stated := sorted(name for name in given.keys() & layers.keys() if structure.states_keep_probs(layers[name])):
         raise ValueError(
             f"`keep_probs` must not name layers that state their own dropout; got {stated}. Change the layers."
         )
-    unknown = sorted(prior.per_layer.keys() - {name for name, _ in net.named_modules()} - parameters)
-    if unknown:
+    if unknown := sorted(prior.per_layer.keys() - {name for name, _ in net.named_modules()} - parameters):
         raise ValueError(f"`prior.per_layer` must name layers or parameters of `net`; got {unknown}.")
 
 
