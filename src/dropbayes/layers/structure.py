@@ -97,10 +97,6 @@ def weight_layers(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def layer_parameters(module: nn.Module) -> Iterator[str]:
     """The names of one weight layer's weights and biases, with computed ones (`weight_norm`), without those inside."""
-    # Nearly all layers: nothing inside, nothing computed.
-    if next(module.children(), None) is None and not module._forward_pre_hooks:
-        yield from (name for name, parameter in module._parameters.items() if parameter is not None)
-        return
     inside = {layer for name, layer in weight_layers(module) if name}
     for name, _ in module.named_parameters():
         owner, _, parameter = name.rpartition(".")
