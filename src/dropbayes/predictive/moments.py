@@ -221,9 +221,7 @@ def check_outputs(prediction: Prediction) -> None:
 
     The uncertainty of such a network is zero, though its error is not.
     """
-    means, variances = (
-        [tree] if isinstance(tree, Tensor) else split(tree)[0] for tree in (prediction.mean, prediction.epistemic)
-    )
+    means, variances = (split(tree)[0] for tree in (prediction.mean, prediction.epistemic))
     real = [torch.view_as_real(t) if t.is_complex() else t for t in (*means, *variances)]
     # For each a number that is not finite if an element is not, and zero if all are; one synchronisation.
     norms = [torch.linalg.vector_norm(t, math.inf) if t.numel() else t.new_ones(()) for t in real]
