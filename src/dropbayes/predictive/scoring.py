@@ -158,11 +158,10 @@ class _Named:
 
     def mean(self, per_row: Value) -> Score:
         """The score that is the mean of a value of each row."""
-
-        def value(rows: RegressionOutcomes | ClassOutcomes) -> Tensor:
-            return weighted_mean(per_row(rows), rows.sample_weight)
-
-        return self.by(value, lambda rows: standard_error(per_row(rows)))
+        return self.by(
+            lambda rows: weighted_mean(per_row(rows), rows.sample_weight),
+            lambda rows: standard_error(per_row(rows)),
+        )
 
 
 def risk_curve(rows: RegressionOutcomes | ClassOutcomes) -> scores.RiskCoverage:
