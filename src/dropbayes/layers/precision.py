@@ -131,10 +131,9 @@ class Prior:
         self, layer: str = "", *, parameter: str = "", first: bool = True, fan_in: int = 1, keep_prob: float = 1.0
     ) -> Any:
         r"""The $l$ of one active weight matrix whose inputs are kept with probability $p$."""
-        own = [name for name in (f"{layer}.{parameter}".lstrip("."), layer) if name in self.per_layer]
-        scale: Any = self.per_layer[own[0]] if own else self.length_scale
-        if not own and not first and self.hidden_length_scale is not None:
-            scale = math.sqrt(fan_in) if self.hidden_length_scale == "fan_in" else self.hidden_length_scale
+        hidden = math.sqrt(fan_in) if self.hidden_length_scale == "fan_in" else self.hidden_length_scale
+        default: Any = self.length_scale if first or hidden is None else hidden
+        scale = self.per_layer.get(f"{layer}.{parameter}".lstrip("."), self.per_layer.get(layer, default))
         return scale if self.applies_to == "active" else scale * keep_prob
 
     def of_bias(self, layer: str = "", *, parameter: str = "", keep_prob: float = 1.0) -> Any:
