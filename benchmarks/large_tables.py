@@ -14,6 +14,7 @@ import time
 
 import numpy as np
 
+from benchmarks import history
 from dropbayes.estimators import DropoutRegressor
 
 
@@ -35,6 +36,7 @@ def main() -> None:
     arguments = parser.parse_args()
     x_test, y_test = friedman(5000, arguments.columns, seed=1)
     DropoutRegressor(n_steps=10, min_epochs=1).fit(x_test[:60], y_test[:60])  # imports and first calls are not counted
+    fits = []
     for n_rows in map(int, arguments.rows.split(",")):
         x, y = friedman(n_rows, arguments.columns, seed=0)
         before, cpu, wall = peak_gigabytes(), time.process_time(), time.perf_counter()
@@ -50,6 +52,9 @@ def main() -> None:
         begun = time.perf_counter()
         model.with_draws(n_draws=10).predict(x)
         print(f"           10 draws for every row {time.perf_counter() - begun:.1f} s; peak {peak_gigabytes():.2f} GB")
+        figures = {"cpu_seconds": cpu, "wall_seconds": wall, "rmse": error, "log_likelihood": score}
+        fits.append({"rows": n_rows, **figures, "peak_gb": peak_gigabytes()})
+    history.write("large_tables", {"columns": arguments.columns, "fits": fits})
 
 
 if __name__ == "__main__":

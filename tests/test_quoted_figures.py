@@ -74,6 +74,23 @@ def test_the_pages_quote_how_much_faster_a_late_dropout_is():
     assert [quoted] == [float(int(ratio)) for ratio in ratios]
 
 
+def test_the_pages_quote_the_time_of_large_tables():
+    measured = json.loads((ROOT / "benchmarks" / "results" / "large_tables.json").read_text())
+    quoted = numbers(page("training"), r"10,000 rows and 20 columns takes (\d+) s of CPU, one of 100,000 rows (\d+) s")
+    assert quoted == rounded((fit["cpu_seconds"] for fit in measured["fits"]), 0)
+
+
+def test_the_pages_quote_how_predict_compares_with_the_loop():
+    measured = json.loads((ROOT / "benchmarks" / "results" / "prediction.json").read_text())["speed"]
+    ratios = {case["case"]: case["against_loop"] for case in measured}
+    branching = [ratio for case, ratio in ratios.items() if re.match("LayerDrop|random depth|packed|rows sent", case)]
+    others = [ratio for ratio in ratios.values() if ratio not in branching]
+    text = " ".join((ROOT / "README.md").read_text().split())
+    assert numbers(text, r"`predict` is ([\d.]+) to (\d+) times faster") == [round(min(others), 1), int(max(others))]
+    slower = numbers(text, r"packed sequences\), it takes ([\d.]+) to ([\d.]+) times as long as the loop")
+    assert slower == [round(1 / max(branching), 1), round(1 / min(branching), 1)]
+
+
 def test_the_benchmarks_show_the_stored_table():
     measured = json.loads((ROOT / "benchmarks" / "results" / "prediction.json").read_text())
     text = (ROOT / "docs" / "benchmarks.md").read_text().partition("\n## ")[0]
