@@ -434,3 +434,12 @@ def test_an_error_on_the_only_row_is_not_taken_for_one_of_many_rows(monkeypatch)
     monkeypatch.setattr(planning, "evaluate", fails)
     with pytest.raises(LookupError, match="of the network"):
         db.draws(net, torch.randn(3, 2), n_draws=4, sampling=Sampling(row_axis=None))
+
+
+def test_rows_that_share_drawn_weights_are_a_block_of_few_draws():
+    layers = [db.layers.Linear(64, 256, noise=db.layers.GaussianNoise()), nn.ReLU()]
+    net = nn.Sequential(*layers, db.layers.Linear(256, 1, noise=db.layers.GaussianNoise())).eval()
+    plan = planning.make_plan(net, as_inputs(torch.randn(3, 64), net), keys=Sampling().keys(1000, 0))
+    n_weights = sum(p.numel() for p in net.parameters() if p.dim())
+    assert plan.block_rows >= 32, "all weights are drawn anew for each block"
+    assert 24 * n_weights * plan.chunk_draws <= 32 * 2**20, "and held for all its draws"

@@ -314,18 +314,20 @@ def _profile(batch: Probe, alone: Probe, probes: list[Probe], n_rows: int) -> Pr
     # Calls that another row adds, in a loop of Python: without reads, by which a pass may be longer than another.
     n_calls = 0.0 if reads else (batch.recorder.n_calls - recorder.n_calls) / max(1, n_rows - 1)
 
-    def bytes_of_a_row(attribute: str) -> int:
-        """The memory that another row adds to a pass; copies of weights do not grow with the rows."""
-        one, several = getattr(alone.watch, attribute), getattr(batch.watch, attribute)
-        return int(one) if n_rows == 1 else max(1, (several - one) // (n_rows - 1))
+    def of_a_row(one: float, several: float) -> float:
+        """The work or memory that another row adds to a pass; what is made of weights does not grow with the rows."""
+        return one if n_rows == 1 else max(1.0, (several - one) / (n_rows - 1))
 
+    costs = [(recorder.prefix_cost, batch.recorder.prefix_cost), (recorder.suffix_cost, batch.recorder.suffix_cost)]
+    prefix, suffix = (one if reads else of_a_row(one, several) for one, several in costs)
     return Profile(
         sites=(),
         left_out=tuple(recorder.sites_left_out),
-        prefix_cost=recorder.prefix_cost,
-        suffix_cost=recorder.suffix_cost + 3e4 * max(0.0, n_calls),
-        pass_bytes=bytes_of_a_row("peak_bytes"),
-        suffix_bytes=bytes_of_a_row("peak_suffix_bytes"),
+        prefix_cost=prefix,
+        suffix_cost=suffix + 3e4 * max(0.0, n_calls),
+        shared_cost=recorder.suffix_cost - suffix,
+        pass_bytes=int(of_a_row(alone.watch.peak_bytes, batch.watch.peak_bytes)),
+        suffix_bytes=int(of_a_row(alone.watch.peak_suffix_bytes, batch.watch.peak_suffix_bytes)),
         outputs=(),
         structure=batch.structure,
         last_layer=recorder.is_integrable(alone.tensors) and not draws_branch,
@@ -347,8 +349,7 @@ def _profile(batch: Probe, alone: Probe, probes: list[Probe], n_rows: int) -> Pr
 
 def _check_names(net: nn.Module, ignored: tuple[str, ...]) -> None:
     known = {name for name, _ in net.named_modules()} | {type(module).__name__ for module in net.modules()}
-    unknown = [name for name in ignored if name not in known]
-    if unknown:
+    if unknown := [name for name in ignored if name not in known]:
         raise ValueError(f"`ignore_modules` must name modules or classes of `net`; {unknown[0]!r} is none.")
 
 

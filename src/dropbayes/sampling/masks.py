@@ -194,8 +194,7 @@ class _MaskCache:
 
     def get(self, spec: tuple[Any, ...]) -> Tensor | None:
         with self._lock:
-            mask = self._masks.get(spec)
-            if mask is not None:
+            if (mask := self._masks.get(spec)) is not None:
                 self._masks.move_to_end(spec)
             return mask
 

@@ -420,7 +420,9 @@ def _with_sizes(plan: Plan, inputs: Inputs) -> Plan:
         fewest = 1 if at_once == 1 and n_draws > 1 else _MIN_PAIRS
         rows, chunk = _block_shape(profile, at_once, plan.spec.keys.n_draws, device, pairs, free, fewest)
         rows = min(rows, max(rows // 4, _MIN_PAIRS), _MAX_ROWS_SINGLE) if strategy.draws == "single" else rows
-    rows = min(rows, most_rows)
+    # Weights that a draw has for all rows; of a whole input, all masks are such, and `pairs` counts their memory.
+    weights = [math.prod(site.shape) for site in profile.sites if site.layout is None and not inputs.is_one_row]
+    rows, chunk = min(rows, most_rows), min(chunk, max(1, limit // (24 * sum(weights) + 1)))
     operations = rows * (profile.prefix_cost + chunk * profile.suffix_cost)
     chunk = n_draws if strategy.draws == "single" else math.ceil(n_draws / math.ceil(n_draws / chunk))
     plan = replace(plan, block_rows=rows, chunk_draws=chunk, operations=operations)
@@ -466,7 +468,8 @@ def _block_shape(
     """The rows and draws of a block: from the network, the number of draws, and the pairs that fit into memory."""
     a_row = profile.prefix_cost + n_wanted * profile.suffix_cost
     affordable = free / max(a_row, 1.0)
-    rows = 2 ** int(math.log2(min(max(affordable, 1.0), _MAX_ROWS[device])))
+    shared = profile.shared_cost / max(profile.suffix_cost, 1.0)  # in rows: with fewer, most of the work is repeated
+    rows = 2 ** int(math.log2(min(max(affordable, shared, 1.0), _MAX_ROWS[device])))
     if a_row < n_draws * (profile.prefix_cost + profile.suffix_cost) / 16:
         rows = max(rows, 4)  # nearly all work is shared: four rows cost far less than one row draw by draw
     elif n_wanted < fewest_pairs:

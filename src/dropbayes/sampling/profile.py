@@ -22,6 +22,7 @@ class Profile:
     outputs: tuple[RowLayout | None, ...]  # of each tensor of the output
     structure: Structure
     last_layer: bool  # the last site is dropout that only the final linear layer reads
+    shared_cost: float = 0.0  # operations of one draw for all rows together, such as the drawing of weights
     rows_together: bool = True  # several rows can go through the network as one batch
     one_row: bool = False  # it was seen on a single row, and takes no batch or gives its rows other outputs there
     reads_rows: bool = False  # Python reads a value that depends on the rows, and may branch on it
