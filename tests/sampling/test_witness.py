@@ -133,6 +133,32 @@ def test_a_flag_that_is_read_by_a_global_variable_or_an_object_is_refused(monkey
     assert [site.drop_prob for site in db.sites(net, rows())] == [0.5, 0.1]
 
 
+def test_an_attribute_is_not_taken_for_a_global_variable_of_its_name(monkeypatch):
+    net = Net(lambda m, h: F.dropout(m.THE_NETWORK(h), 0.5, m.training))
+    net.THE_NETWORK = nn.Tanh()
+    monkeypatch.setitem(globals(), "THE_NETWORK", net)
+    assert [site.drop_prob for site in db.sites(net.eval(), rows())] == [0.5, 0.1]
+
+
+class Coins(nn.Module):
+    def forward(self, h):
+        return 2 * h * torch.bernoulli(torch.full_like(h, 0.5)) if self.training else h
+
+
+def test_a_module_with_a_flag_that_is_run_by_a_global_variable_or_an_object_is_refused(monkeypatch):
+    net = Net()
+    net.coins = Coins()
+    for read, function in ((net.coins, lambda m, h: THE_NETWORK(h)), (net, lambda m, h: THE_NETWORK.coins(h))):
+        net.function = function
+        monkeypatch.setitem(globals(), "THE_NETWORK", read)
+        with pytest.raises(ValueError, match=r"or a module, by a global variable.*modules of self"):
+            db.predict(net, rows())
+    parts = types.SimpleNamespace(coins=net.coins)
+    net.function = lambda m, h: parts.coins(h)
+    with pytest.raises(ValueError, match=r"or an object, in <lambda>.*modules of self"):
+        db.predict(net, rows())
+
+
 def test_a_part_that_stays_in_evaluation_stays_so():
     class Frozen(Net):
         def train(self, mode=True):

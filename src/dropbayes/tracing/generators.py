@@ -8,6 +8,7 @@ back as they were. So do those of a network with a random operation of torch tha
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import pickle
 import random
@@ -88,6 +89,19 @@ def _names_in(code: types.CodeType) -> set[str]:
     return names
 
 
+def _globals_in(code: types.CodeType) -> set[str]:
+    inside = [_globals_in(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}.union(*inside)
+
+
+def _modules_read(function: Any, variables: set[str], names: set[str], own: dict[int, nn.Module]) -> list[nn.Module]:
+    """Those of a network's own modules that a function reads as one of these variables, or by name from an object."""
+    closed = [value for value in map(cell_value, function.__closure__ or ()) if not isinstance(value, nn.Module)]
+    seen = [*map(function.__globals__.get, variables), *closed]
+    parts = (vars(value).get for value in seen if hasattr(value, "__dict__"))
+    return [own[key] for key in own.keys() & {*map(id, seen), *(id(part(name)) for part in parts for name in names)}]
+
+
 def _is_near(function: Any, other: Any) -> bool:
     """Whether two functions are of the same package, or one is a generator's method."""
     if is_generator(getattr(function, "__self__", None)):
@@ -109,18 +123,22 @@ def state_of(generator: Any) -> bytes:
 @contextlib.contextmanager
 def unmoved_globals(net: nn.Module) -> Iterator[list[object]]:
     """The host's generators that are global variables of a network's code; these, and torch's, are then put back."""
-    held, own = dict[int, Any](), set(map(id, net.modules()))
+    held, own = dict[int, Any](), {id(module): module for module in net.modules()}
     for function, names in _reached(net):
         read = {id(value): value for value in map(getattr(function, "__globals__", {}).get, names)}
         held |= read
-        if "training" not in names:
-            continue
-        closed = [value for value in map(cell_value, function.__closure__ or ()) if not isinstance(value, nn.Module)]
-        parts = (vars(value).get for value in (*read.values(), *closed) if hasattr(value, "__dict__"))
-        if own & {*read, *(id(part(name)) for part in parts for name in names)}:
+        if not ("training" in names or own.keys() & read or (names and function.__closure__)):
+            continue  # as nearly all
+        modules = _modules_read(function, names, names, own)
+        if modules:  # perhaps: `self.model` is no global variable of that name
+            modules = _modules_read(function, _globals_in(function.__code__), names, own)
+        children = (module._modules.get(name) for module in modules for name in names)
+        parts = [m for m in (*modules, *children) if m is not None and m is not net]  # which may drop by their own flag
+        if modules and ("training" in names or any("training" in code for m in parts for _, code in _reached(m))):
             raise ValueError(
-                f"`net` reads its mode by a global variable or an object, in {function.__name__}: a draw is made by a "
-                "copy of its modules, and what is read there is the network itself. Read self.training, or pass it on."
+                f"`net` reads its mode, or a module, by a global variable or an object, in {function.__name__}: a draw "
+                "is made by a copy of its modules, and what is read there is the network itself. Read self.training "
+                "and modules of self, or pass them on."
             )
     found = [value for value in held.values() if is_generator(value)]
     with contextlib.ExitStack() as putting_back:
