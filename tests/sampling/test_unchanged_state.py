@@ -237,7 +237,24 @@ class Loaded(Body):
         return super().forward(x)
 
 
-WRITES = [Renormalised, Prototypes, DroppedInPlace, PutBack, Clipped, ClippedAlias, ClippedIfPossible, Loaded]
+class ClippedAndHidden(Clipped):
+    """Shows an optimiser no weight that the pass writes."""
+
+    def named_parameters(self, *args, **options):
+        return ((name, value) for name, value in super().named_parameters(*args, **options) if name != "o.weight")
+
+
+WRITES = [
+    Renormalised,
+    Prototypes,
+    DroppedInPlace,
+    PutBack,
+    Clipped,
+    ClippedAlias,
+    ClippedIfPossible,
+    Loaded,
+    ClippedAndHidden,
+]
 
 
 @pytest.mark.parametrize("kind", WRITES)

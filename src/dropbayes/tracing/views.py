@@ -137,8 +137,10 @@ class View:
 
     @property
     def parameters(self) -> dict[str, Tensor]:
-        """The parameters that the view shares with the network, by name."""
-        return {} if self._own_parameters or self.moves_weights else dict(self.net.named_parameters())
+        """The parameters that the view shares with the network, by name; those that it hides from optimisers, too."""
+        shared = () if self._own_parameters or self.moves_weights else self._clones.values()
+        held = ((self.paths[id(clone)], *item) for clone in shared for item in clone._parameters.items())
+        return {f"{path}.{name}".lstrip("."): value for path, name, value in held if value is not None}
 
     @property
     def unwritable(self) -> dict[str, Tensor]:
