@@ -20,7 +20,7 @@ def test_the_gradient_is_that_of_the_negative_log_likelihood(name):
     source = torch.Generator().manual_seed(0)
     y = targets(name, source)
     output = torch.randn(3, 5, 4, dtype=F64, generator=source)[
-        ..., : HEADS[name].width(4 if name == "categorical" else 2)
+        ..., : HEADS[name].per_output * (4 if name == "categorical" else 2)
     ]
     output = output.clone().requires_grad_()
     (expected,) = torch.autograd.grad(-log_likelihood(name, output, y).sum(), output)
@@ -30,7 +30,7 @@ def test_the_gradient_is_that_of_the_negative_log_likelihood(name):
 @pytest.mark.parametrize("name", ["gaussian", "heteroscedastic"])
 def test_means_and_variances_scale_with_the_units_of_y(name):
     source = torch.Generator().manual_seed(2)
-    output = torch.randn(3, 5, HEADS[name].width(2), dtype=F64, generator=source)
+    output = torch.randn(3, 5, 2 * HEADS[name].per_output, dtype=F64, generator=source)
     mean, variance = HEADS[name].in_units(output, torch.tensor(0.0), torch.tensor(1.0), torch.tensor(0.5, dtype=F64))
     shifted, scaled = HEADS[name].in_units(output, torch.tensor(7.0), torch.tensor(10.0), torch.tensor(50.0, dtype=F64))
     torch.testing.assert_close(shifted, 7 + 10 * mean)

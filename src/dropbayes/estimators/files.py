@@ -133,8 +133,7 @@ def _check_layout(file: storage.ModelFile, estimator: Any) -> None:
             raise ValueError(f"{name!r} must have one entry for each of the {n_members} networks")
     if not bool((population.y_scale > 0).all() and (population.x_scale > 0).all()):
         raise ValueError("'x_scale' and 'y_scale' must be positive")
-    # Classes have no targets to standardise; a heteroscedastic network has two outputs per target.
-    if population.head.has_noise and width not in (n_outputs, 2 * n_outputs):
+    if population.head.has_noise and width != population.head.per_output * n_outputs:  # classes have no such targets
         raise ValueError(f"the last layer has {width} outputs for {n_outputs} targets")
 
 

@@ -21,10 +21,8 @@ class Head:
     name: ClassVar[str] = "gaussian"
     has_noise: ClassVar[bool] = True
     """Whether targets are numbers, standardised in training, with a noise whose precision τ can be fitted."""
-
-    def width(self, n_outputs: int) -> int:
-        """The width of the last layer for the number of outputs (or classes)."""
-        return n_outputs
+    per_output: ClassVar[int] = 1
+    """The units of the last layer for each output (or class)."""
 
     def columns(self, y: Any) -> Tensor:
         """Targets as `[row, output]`."""
@@ -51,9 +49,7 @@ class HeteroscedasticHead(Head):
     r"""Gaussian noise whose log-variance is a second output of the network; τ⁻¹ scales its variance."""
 
     name = "heteroscedastic"
-
-    def width(self, n_outputs: int) -> int:
-        return 2 * n_outputs
+    per_output = 2
 
     def loss_gradient(self, output: Tensor, y: Tensor) -> Tensor:
         mean, log_variance = output.chunk(2, dim=-1)

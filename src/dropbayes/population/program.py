@@ -98,7 +98,7 @@ class Program:
         self.learn_drop_prob = learn_drop_prob
         self.data = [values.to(device) for values in (table.x, table.y, table.weight)]
         self.sizes, self.batch_size = sorted(set(table.n_rows)), batch_size
-        self.widths = widths = [table.x.shape[1], *hidden, head.width(table.n_outputs)]
+        self.widths = widths = [table.x.shape[1], *hidden, head.per_output * table.n_outputs]
         self.n_layers = len(widths) - 1
         rows = torch.full((len(members), max(self.sizes) + 1), len(table.x) - 1)
         decays, drops, words, weights, steps, relevance, entropies = [], [], [], [], [], [], []
