@@ -123,11 +123,10 @@ def _check_layout(file: storage.ModelFile, estimator: Any) -> None:
         file.tensor(f"weight.{layer}", shape=(n_members, width, None))
         width = weight.shape[2]
         file.tensor(f"bias.{layer}", shape=(n_members, 1, width))
-    for name in ("x_mean", "x_scale"):
-        file.tensor(name, shape=(n_members, n_inputs))
     n_outputs = file.tensor("y_mean", shape=(n_members, None)).shape[1]
-    file.tensor("y_scale", shape=(n_members, n_outputs))
-    file.tensor("drop_prob", shape=(n_members, len(population.weights)))
+    sizes = {"x_mean": n_inputs, "x_scale": n_inputs, "y_scale": n_outputs, "drop_prob": len(population.weights)}
+    for name, size in sizes.items():
+        file.tensor(name, shape=(n_members, size))
     for name in STACKED:
         if len(file.tensors[name]) != n_members:
             raise ValueError(f"{name!r} must have one entry for each of the {n_members} networks")
