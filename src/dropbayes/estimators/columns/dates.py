@@ -74,8 +74,7 @@ def _parse(texts: pa.Array, form: str) -> pa.Array:
 
 def days_of(values: pa.Array, form: str) -> Numbers:
     """Days since 1970 of texts in a format, or of values of a temporal type; NaN for what is missing or otherwise."""
-    if pa.types.is_date32(values.type):
-        return pc.cast(values, pa.int32()).to_numpy(zero_copy_only=False).astype(np.float64)
+    values = values.cast(pa.date64()) if pa.types.is_date32(values.type) else values
     temporal = pa.types.is_temporal(values.type)
     unit = getattr(values.type, "unit", "ms") if temporal else "us"  # a date of 64 bits is in milliseconds
     instants = pc.cast(values, pa.int64()) if temporal else _parse(values, form)
