@@ -445,9 +445,10 @@ class ClassEnsemble(Ensemble):
     @on_cpu
     def predict_uncertainty(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
         """The entropy of each row's class probabilities and its epistemic part, the mutual information, in nats."""
-        blocks = [probabilities for _, probabilities in self.draw_blocks(X)]
-        entropy = torch.cat([information.entropy(draw_mean(draws)) for draws in blocks])
-        return entropy.numpy(), torch.cat([information.mutual_information(draws) for draws in blocks]).numpy()
+        drawn = (draws for _, draws in self.draw_blocks(X))
+        blocks = [(information.entropy(draw_mean(draws)), information.mutual_information(draws)) for draws in drawn]
+        entropy, mutual = (torch.cat(values).numpy() for values in zip(*blocks, strict=True))
+        return entropy, mutual
 
     def log_likelihood(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """The mean log-probability of the true classes; a row of weight 2 counts twice."""
