@@ -91,8 +91,8 @@ def predict_parquet(
     """Predicts the rows of a Parquet file, or of all in a folder, into a folder of Parquet files in the same order.
 
     Each file of the folder holds some rows with the columns that `dropbayes predict` adds. Parts that an earlier run
-    finished are left as they are; a folder with the prediction of another model, other settings or other rows is
-    refused. Returns the number of rows predicted in this run.
+    finished are left as they are; a folder with the prediction of another model, other settings or other rows, or that
+    another run fills, is refused. Returns the number of rows predicted in this run.
 
     Args:
         predictor: The model.
