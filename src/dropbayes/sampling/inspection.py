@@ -316,7 +316,7 @@ def _profile(batch: Probe, alone: Probe, probes: list[Probe], n_rows: int) -> Pr
 
     def of_a_row(one: float, several: float) -> float:
         """The work or memory that another row adds to a pass; what is made of weights does not grow with the rows."""
-        return one if n_rows == 1 else max(1.0, (several - one) / (n_rows - 1))
+        return one if n_rows == 1 else max(0.0, (several - one) / (n_rows - 1))
 
     costs = [(recorder.prefix_cost, batch.recorder.prefix_cost), (recorder.suffix_cost, batch.recorder.suffix_cost)]
     prefix, suffix = (one if reads else of_a_row(one, several) for one, several in costs)
