@@ -52,7 +52,7 @@ class Layer(Covariance):
             check_positive("bias_scale", self.bias_scale, allow_zero=True)
 
     @abstractmethod
-    def nonlinearity(self, u: Tensor, /) -> Tensor:
+    def nonlinearity(self, u: Tensor) -> Tensor:
         r"""The non-linearity $\sigma(u)$, elementwise."""
 
     @property
@@ -133,7 +133,8 @@ class ReLU(Layer):
                 [1.0000, 3.1416]], dtype=torch.float64)
     """
 
-    nonlinearity = staticmethod(torch.relu)
+    def nonlinearity(self, u: Tensor) -> Tensor:
+        return torch.relu(u)
 
     def of_pairs(self, pairs: Pairs) -> Tensor:
         std_u, std_v, sine, cosine = self._preactivations(pairs)
@@ -161,7 +162,8 @@ class Erf(Layer):
     $$\mathbf K = \frac{2}{\pi} \arcsin \frac{2 s_u s_v \cos\theta}{\sqrt{(1 + 2 s_u^2)(1 + 2 s_v^2)}}$$
     """
 
-    nonlinearity = staticmethod(torch.erf)
+    def nonlinearity(self, u: Tensor) -> Tensor:
+        return torch.erf(u)
 
     def of_pairs(self, pairs: Pairs) -> Tensor:
         std_u, std_v, sine, cosine = self._preactivations(pairs)
@@ -224,13 +226,15 @@ class Identity(Layer):
 class TanH(Layer):
     r"""The covariance of hyperbolic tangent units, $\sigma(u) = \tanh u$, by quadrature (see `Quadrature`)."""
 
-    nonlinearity = staticmethod(torch.tanh)
+    def nonlinearity(self, u: Tensor) -> Tensor:
+        return torch.tanh(u)
 
 
 class Sigmoid(Layer):
     r"""The covariance of logistic units, $\sigma(u) = 1 / (1 + e^{-u})$, by quadrature (see `Quadrature`)."""
 
-    nonlinearity = staticmethod(torch.sigmoid)
+    def nonlinearity(self, u: Tensor) -> Tensor:
+        return torch.sigmoid(u)
 
 
 @dataclass(frozen=True)

@@ -167,12 +167,10 @@ class KeyedSource(SiteSource):
         return x.copy_(product) if inplace and not isinstance(x, nn.Parameter) else product
 
     def _dropped(self, site: Site, x: Tensor, drop_prob: float, shape: tuple[int, ...]) -> Tensor:
-        factor = self._precomputed(site, shape, drop_prob, x.dtype, x.device)
-        if factor is not None:
+        if (factor := self._precomputed(site, shape, drop_prob, x.dtype, x.device)) is not None:
             return x * factor
         layout, inner_shape = self._layout(site, shape)
-        fused = self._dropout_by_kernel(site, layout, x, drop_prob, shape)
-        if fused is not None:
+        if (fused := self._dropout_by_kernel(site, layout, x, drop_prob, shape)) is not None:
             return fused
         mask, is_shared = self._mask(site, drop_prob, inner_shape, x), self._mask_rows(site) is None
         if self.folded and len(self.draws) == 1 and is_shared and (layout is None or layout.inner < 2):
