@@ -120,16 +120,16 @@ def predict_parquet(
     if source.is_dir() and folder.resolve().is_relative_to(source.resolve()):
         raise ValueError(f"`folder` must lie outside the input {str(source)!r}, of which it would be a part.")
     parts = plan_parts(sources, folder, part_rows)
-    missing = [part for part in parts if not part.is_written]
-    workers = min(n_workers or os.cpu_count() or 1, max(len(missing), 1))
-    total, rows_missing = (sum(part.n_rows for part in some) for some in (parts, missing))
-    claim = _claimed(folder, predictor, sources, prefix, part_rows)
-    with claim, ProgressBar("predict", total, unit="rows", initial=total - rows_missing, show=progress) as bar:
-        if missing:
-            make = functools.partial(write_part, predictor, prefix)  # small, and picklable
-            with contextlib.closing(ENGINES[engine](make, missing, workers, address)) as finished:
-                for rows in finished:
-                    bar.advance(rows)
+    with _claimed(folder, predictor, sources, prefix, part_rows):
+        missing = [part for part in parts if not part.is_written]
+        workers = min(n_workers or os.cpu_count() or 1, max(len(missing), 1))
+        total, rows_missing = (sum(part.n_rows for part in some) for some in (parts, missing))
+        with ProgressBar("predict", total, unit="rows", initial=total - rows_missing, show=progress) as bar:
+            if missing:
+                make = functools.partial(write_part, predictor, prefix)  # small, and picklable
+                with contextlib.closing(ENGINES[engine](make, missing, workers, address)) as finished:
+                    for rows in finished:
+                        bar.advance(rows)
     if lacking := [part for part in missing if not part.is_written]:
         raise OSError(f"{len(lacking)} parts were reported as written but are not in {str(folder)!r}; is it shared?")
     return rows_missing
