@@ -323,7 +323,7 @@ class RegressionEnsemble(Ensemble):
         """The outputs in one standard, with the draws of the process added to those of the networks that need it."""
         population = self.population_
         offset = offset_draws(*process.predict(inputs[:, : self._n_columns]), len(outputs))[:, None, :, None]
-        has_offset = torch.tensor([[[member.offset]] for member in population.members], device=outputs.device)
+        has_offset = torch.tensor([[[member.offset]] for member in population.members])
         values = outputs.double() * population.y_scale[:, None] + population.y_mean[:, None]
         return torch.where(has_offset, values / process.y_scale + offset, (values - process.y_mean) / process.y_scale)
 
