@@ -136,5 +136,22 @@ def test_outputs_that_have_no_rows_to_draw_are_refused_with_what_to_return():
     net = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.2), nn.Linear(8, 1))
     with pytest.raises(ValueError, match=r"`net` .* squeezes the row axis .* squeeze\(-1\)"):
         db.draws(Module(lambda m, x: m.n(x).squeeze(), n=net), torch.randn(4, 3))
-    with pytest.raises(TypeError, match=r"`net` must return tensors.* got Normal\. Return"):
+    with pytest.raises(TypeError, match=r"`net` must return dense tensors.* got Normal\. Return"):
         db.draws(Module(lambda m, x: torch.distributions.Normal(m.n(x), 1.0), n=net), torch.randn(4, 3))
+
+
+@pytest.mark.parametrize(
+    ("convert", "got"),
+    [
+        (lambda y: y.to_sparse(), "torch.sparse_coo torch.float32"),
+        (lambda y: torch.nested.as_nested_tensor(list(y), layout=torch.jagged), "torch.jagged torch.float32 nested"),
+        (lambda y: torch.quantize_per_tensor(y, 0.1, 0, torch.qint8), "torch.strided torch.qint8"),
+        (lambda y: y.to(torch.float8_e4m3fn), "torch.strided torch.float8_e4m3fn"),
+    ],
+)
+def test_outputs_that_torch_cannot_average_are_refused_with_what_to_return(convert, got):
+    net = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+    with pytest.raises(
+        TypeError, match=rf"`net` must return dense tensors.* got {got}\. .* dequantize\(\) or float\(\)"
+    ):
+        db.predict(Module(lambda m, x: convert(m.n(x)), n=net), torch.randn(4, 3))

@@ -64,7 +64,7 @@ class Inputs:
         """The leaves with the rows from `start` to `stop`, the last repeated up to `size`: no new NaN comes in."""
         if size > stop - start:
             return self.rows(torch.arange(start, start + size, device="cpu").clamp(max=stop - 1))
-        return [_narrow(leaf, axis, start, stop) for leaf, axis in zip(self.leaves, self.axes, strict=True)]
+        return self.rows(range(start, stop))
 
     def block(self, start: int, stop: int) -> Inputs:
         """The rows from `start` to `stop` as separate inputs."""
@@ -114,9 +114,8 @@ class Inputs:
         if self.is_one_row:
             return self
         if self.n_rows == 1 and not self.copied:
-            pairs = zip(self.leaves, self.axes, strict=True)
-            leaves = [_with_altered_copy(leaf, axis) for leaf, axis in pairs]
-            return dataclasses.replace(self, leaves=tuple(leaves), n_rows=2)
+            leaves = tuple(map(_with_altered_copy, self.leaves, self.axes))
+            return dataclasses.replace(self, leaves=leaves, n_rows=2)
         sizes = self.row_sizes()
         least, largest, most = int(sizes[:, 0].argmin()), int(sizes[:, 1].argmax()), int(sizes[:, 0].argmax())
         if least == most:
@@ -163,6 +162,8 @@ def is_cache(leaf: PyTree) -> bool:
 def _select(leaf: PyTree, axis: int | None, index: Sequence[int] | Tensor) -> PyTree:
     if axis is None:
         return leaf
+    if isinstance(leaf, Tensor) and isinstance(index, range):
+        return leaf.narrow(axis, index.start, len(index))
     if isinstance(leaf, Tensor):
         return leaf.index_select(axis, torch.as_tensor(index, device=leaf.device))
     # A layer's own method for beams may leave some of its tensors as they are, such as compressed keys.
@@ -190,12 +191,6 @@ def _copied_object(leaf: PyTree) -> PyTree:
     return leaf
 
 
-def _narrow(leaf: PyTree, axis: int | None, start: int, stop: int) -> PyTree:
-    if axis is None or isinstance(leaf, Tensor):
-        return leaf if axis is None else leaf.narrow(axis, start, stop - start)
-    return _select(leaf, axis, range(start, stop))
-
-
 def as_inputs(x: PyTree, net: nn.Module | None = None, *, row_axis: RowAxis = 0) -> Inputs:
     """The network's arguments in `x`: a tensor or array, a tuple of positional ones, or a mapping of named ones.
 
@@ -209,15 +204,12 @@ def as_inputs(x: PyTree, net: nn.Module | None = None, *, row_axis: RowAxis = 0)
     if is_dense and isinstance(row_axis, int) and _size(x, row_axis):
         return Inputs((x,), (row_axis,), _ONE_ARGUMENT, x.shape[row_axis])  # the common case, without the search
     x = _tensors(x)
-    if isinstance(x, Tensor):
-        arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((x,), {})
-    elif isinstance(x, Mapping):
+    arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((x,), {})
+    if isinstance(x, Mapping):
         arguments = ((dict(x),), {}) if net is not None and takes_whole(net, x) else ((), dict(x))
-    elif isinstance(x, (tuple, list)):
-        arguments = ((x,), {}) if net is not None and takes_whole(net, x) else (tuple(x), {})
-    elif row_axis is None:  # an object that the network takes whole
-        arguments = ((x,), {})
-    else:
+    elif isinstance(x, (tuple, list)) and not (net is not None and takes_whole(net, x)):
+        arguments = (tuple(x), {})
+    elif not isinstance(x, (Tensor, tuple, list)) and row_axis is not None:
         raise TypeError(
             f"`x` must be a tensor or array, or a tuple or dict of them; got {type(x).__name__}. Pass a Dataset in a "
             "DataLoader to `predict` or `evaluate`, a data frame as frame.to_numpy(), single rows as "
@@ -340,12 +332,20 @@ def split(output: PyTree) -> tuple[list[Tensor], Structure]:
     """The tensors of an output, and the structure around them; what is no tree of tensors, as a cache, becomes None."""
     tensors = list[Tensor]()
     structure = _structure(output, tensors)
-    if not tensors:
+    unusual = [f"{t.layout} {t.dtype}{' nested' * t.is_nested}" for t in tensors if not _is_ordinary(t)]
+    if unusual or not tensors:
         raise TypeError(
-            f"`net` must return tensors, alone or in a tuple, dict or dataclass; got {type(output).__name__}. Return "
-            "the tensors it is made of, such as the mean and the variance of a distribution."
+            "`net` must return dense tensors, alone or in a tuple, dict or dataclass; got "
+            f"{unusual[0] if unusual else type(output).__name__}. Return the tensors it is made of, such as the mean "
+            "and the variance of a distribution; of others to_dense(), to_padded_tensor(0.0), dequantize() or float()."
         )
     return tensors, structure
+
+
+def _is_ordinary(tensor: Tensor) -> bool:
+    """Whether a tensor is dense, and of a dtype that torch computes in."""
+    is_dense = tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized)
+    return is_dense and not (tensor.is_floating_point() and tensor.dtype.itemsize == 1)
 
 
 def _structure(output: PyTree, tensors: list[Tensor]) -> Structure:
