@@ -6,6 +6,7 @@ A network whose pass in evaluation changes its state is after a call as after on
 import argparse
 import collections
 import contextlib
+import contextvars
 import gc
 import types
 import weakref
@@ -17,6 +18,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import dropbayes as db
+from dropbayes.sampling.inputs import as_inputs
+from dropbayes.sampling.inspection import inspect
 from tests.sampling.loop import assert_law, made, network, unchanged
 from tests.sampling.test_unchanged import CALLS, Body
 from tests.sampling.training_loop import rows
@@ -155,6 +158,46 @@ def test_a_flag_of_a_first_call_is_not_kept_without_the_hooks_that_it_stands_for
     hidden = [db.draws(net, some, n_draws=5)[1] for some in (x, x, x[1:2])]
     assert torch.equal(hidden[0], hidden[1]) and torch.equal(hidden[0][:, 1:2], hidden[2])
     assert torch.equal(net(x)[1], x)
+
+
+def keep_result(module, given, result):
+    """A hook that refers to nothing but a variable of its context, as those of transformers."""
+    RESULTS.get().append(result)
+
+
+RESULTS = contextvars.ContextVar("results")
+
+
+class Hooked(Body):
+    """Asked for its hidden states, as a network of transformers: hooks collect them, registered at the first call."""
+
+    def __init__(self, flag=True):
+        super().__init__()
+        self.flag, self.is_hooked = flag, False
+
+    def forward(self, x):
+        if not self.is_hooked:
+            self.is_hooked = self.flag
+            self.a.register_forward_hook(keep_result)
+        token = RESULTS.set([])
+        out = super().forward(x)
+        hidden = RESULTS.get()
+        RESULTS.reset(token)
+        return out, hidden[0]
+
+
+def test_hooks_that_refer_to_nothing_and_are_registered_once_are_no_state():
+    net, x = made(lambda: (Hooked(), rows(3)))
+    first, again = db.draws(net, x, n_draws=5), db.draws(net, x, n_draws=5)
+    assert not inspect(net, as_inputs(x)).profile.is_stateful
+    assert not net.is_hooked and not net.a._forward_hooks
+    assert all(map(torch.equal, first, again)) and torch.equal(net(x)[1], first[1][0])
+
+
+def test_hooks_that_are_registered_at_every_call_are_a_state():
+    net, x = made(lambda: (Hooked(flag=False), rows(3)))
+    db.draws(net, x, n_draws=5)
+    assert inspect(net, as_inputs(x)).profile.is_stateful and not net.a._forward_hooks
 
 
 # Weights written in a pass --------------------------------------------------------------------------------------------

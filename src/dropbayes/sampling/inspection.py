@@ -435,8 +435,8 @@ def _check_faithful(prober: Prober, rows: Inputs, plain: Probe, outputs: Layouts
     recorder, net = plain.recorder, prober.net
     if plain.host.moved or plain.watch.unaccounted:
         return
-    changes = recorder.sites or recorder.sites_left_out or plain.changes or prober.owns_parameters
-    by_view = changes or any(module.training for module in net.modules())
+    leaves_it = plain.view.state.holds(plain.view.net) and not (plain.changes or prober.owns_parameters)
+    by_view = recorder.sites or recorder.sites_left_out or not leaves_it or any(m.training for m in net.modules())
     reverse = list(range(rows.n_rows))[::-1]
 
     def agrees(order: list[int], *, offsets: bool = True) -> bool:

@@ -69,15 +69,20 @@ class NetworkState:
         """What has changed: the path of a module, and an attribute, or a buffer as "_buffers/name".
 
         Memory that was `written`, by address, counts as changed: a write to `tensor.data` is not among its versions.
+        Hooks that refer to nothing, and the flag by which they are registered once, do not: a view may keep them.
         """
-        now, paths = self._describe(net, written=written), [path for path, _ in net.named_modules()]
+        described = zip(net.named_modules(), self._tokens[1:], self._describe(net, written=written)[1:], strict=False)
         changed = [
-            (path, key)
-            for path, before, after in zip(paths, self._tokens[1:], now[1:], strict=False)
+            (path, key, module.__dict__.get(key), before.get(key))
+            for (path, module), before, after in described
             for key in before.keys() | after.keys()
             if before.get(key) != after.get(key) and key != "class"
         ]
-        return sorted(changed)
+        adds = [key in _HOOKS and _only_adds(value, before) for _, key, value, before in changed]
+        raises = [value is True for _, _, value, _ in changed]
+        if any(adds) and any(raises):
+            changed = [one for one, *is_kept in zip(changed, adds, raises, strict=True) if not any(is_kept)]
+        return sorted((path, key) for path, key, _, _ in changed)
 
     def _identify(self) -> list[Any]:
         """The names of all that the modules hold, and the identities of what a forward pass may read."""
@@ -117,6 +122,16 @@ class NetworkState:
         if token.alive is not None:
             token.keep((kind, kind.forward, *itertools.chain(*(state[key].values() for key in _GROUPS))))
         return tokens
+
+
+def _only_adds(hooks: dict[int, Any], before: tuple[tuple[int, ...], tuple[int, ...]] | None) -> bool:
+    """Whether hooks are those of before, by identity, and functions that close over plain values alone."""
+    identities, held = before[1] if before else (), list(hooks.values())
+    added = held[len(identities) :]
+    if tuple(map(id, held[: len(identities)])) != identities or {*map(type, added)} - {types.FunctionType}:
+        return False
+    read = itertools.chain(*((*map(cell_value, f.__closure__ or ()), *(f.__defaults__ or ())) for f in added))
+    return PLAIN.issuperset(map(type, read))
 
 
 def _process_hooks() -> tuple[tuple[Any, ...], ...]:
