@@ -125,10 +125,9 @@ def network(population: Population, index: int) -> nn.Sequential:
         if depth:
             layers.append(ACTIVATIONS[population.activation][1]())
         # Without initial values, which would be drawn from torch's global generator at every prediction.
-        linear = nn.utils.skip_init(nn.Linear, *weight.shape[1:], device=weight.device, dtype=weight.dtype)
-        with torch.no_grad():
-            linear.weight.copy_(weight[index].T)
-            linear.bias.copy_(bias[index, 0])
+        linear = nn.Linear(*weight.shape[1:], device="meta", dtype=weight.dtype)
+        linear.weight = nn.Parameter(weight[index].detach().T.clone(memory_format=torch.contiguous_format))
+        linear.bias = nn.Parameter(bias[index, 0].detach().clone())
         layers += [nn.Dropout(float(population.drop_prob[index, depth])), linear]
     return nn.Sequential(*layers)
 
