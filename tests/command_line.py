@@ -2,13 +2,16 @@
 
 import contextlib
 import csv
+import functools
 import io
 import pathlib
 import re
 import sys
 from dataclasses import dataclass
+from unittest import mock
 
 import numpy as np
+import typer
 
 from dropbayes.app.cli import main
 from dropbayes.app.models.model import Model
@@ -16,6 +19,8 @@ from dropbayes.app.tables import open_table
 from dropbayes.estimators.columns import encode
 
 TINY = ["--hidden", "4", "--n-steps", "5", "--n-networks", "2", "--n-draws", "3", "--drop-prob", "0.1", "--weight-decay", "1e-4", "--noise", "constant"]  # fmt: skip
+# A process makes its parser once, for one call; here hundreds of calls share one, of which none changes it.
+get_group = functools.cache(typer.main.get_group)
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,8 @@ def run(*arguments: object, stdin: bytes = b"") -> Result:
     out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8")
     previous, sys.stdin = sys.stdin, io.TextIOWrapper(io.BytesIO(stdin), "utf-8")
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        once = mock.patch.object(typer.main, "get_group", get_group)
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), once:
             code = main([str(argument) for argument in arguments])
     finally:
         sys.stdin = previous
