@@ -1,17 +1,15 @@
 import pandas as pd
 import pytest
 
-from tests.command_line import make_models, table
+from tests.command_line import table
 
 N_ROWS = 300
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    make_models(folder)
-    (folder / "new.csv").write_text(table(N_ROWS, seed=5))
-    return folder
+def models(models):
+    (models / "new.csv").write_text(table(N_ROWS, seed=5))
+    return models
 
 
 @pytest.fixture(scope="module")

@@ -159,7 +159,7 @@ QUIET = [
 
 
 @given(wire=wires())
-@settings(max_examples=300, deadline=None, suppress_health_check=QUIET)
+@settings(max_examples=100, deadline=None, suppress_health_check=QUIET)
 def test_generated_requests_are_answered_or_refused(server, wire):
     check(server, wire)
 

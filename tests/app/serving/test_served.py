@@ -1,6 +1,7 @@
 """A model as it is served: the columns it knows, the version of its folder, and the outputs of the command line."""
 
 import asyncio
+import dataclasses
 import pathlib
 
 import numpy as np
@@ -68,7 +69,8 @@ def test_a_network_is_served_by_the_name_of_its_predictor(tmp_path, monkeypatch)
     columns = {"height": [1.7, 1.8], "weight": [70.0, 80.0]}
     served = ServedModel.load(pathlib.Path("my_network:predictor"))
     expected = served.predictor(columns)
-    with live_server("my_network:predictor", before=f"import sys; sys.path.insert(0, {str(tmp_path)!r})") as live:
+    names = [f"my_network:{name}" for name in ("predictor", "linear", "many")]
+    with live_server(*names, before=f"import sys; sys.path.insert(0, {str(tmp_path)!r})") as live:
         status, answer = live.infer(columns_request(columns))
         assert status == 200 and (answer["model_name"], answer["model_version"]) == ("predictor", served.version)
         assert outputs_of(answer)["std"] == expected["std"].ravel().tolist()
@@ -78,10 +80,10 @@ def test_a_network_is_served_by_the_name_of_its_predictor(tmp_path, monkeypatch)
         assert [record["mean_0"] for record in msgspec.json.decode(found[2])["records"]] == expected["mean"][
             :, 0
         ].tolist()
-    for name in ("linear", "many"):  # settings of its own are kept, whatever a request may ask for
-        expected = ServedModel.load(pathlib.Path(f"my_network:{name}")).predictor(columns)
-        with live_server(f"my_network:{name}", before=f"import sys; sys.path.insert(0, {str(tmp_path)!r})") as live:
-            assert outputs_of(live.infer(columns_request(columns))[1])["std"] == expected["std"].ravel().tolist()
+        for name in ("linear", "many"):  # settings of its own are kept, whatever a request may ask for
+            expected = ServedModel.load(pathlib.Path(f"my_network:{name}")).predictor(columns)
+            found = dataclasses.replace(live, model=name).infer(columns_request(columns))[1]
+            assert outputs_of(found)["std"] == expected["std"].ravel().tolist()
     for wrong in ("my_network:net", "my_network:unnamed", "my_network:nothing", "no_such_module:x"):
         with pytest.raises(ValueError, match=wrong):
             ServedModel.load(pathlib.Path(wrong))
