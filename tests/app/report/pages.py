@@ -10,7 +10,15 @@ import numpy as np
 
 from dropbayes.app.report import svg
 
-QUICK = {"drop_prob": 0.1, "weight_decay": 1e-4, "n_steps": 60, "n_networks": 2, "n_folds": 1, "n_draws": 10}
+QUICK = {
+    "hidden": (8,),
+    "drop_prob": 0.1,
+    "weight_decay": 1e-4,
+    "n_steps": 60,
+    "n_networks": 2,
+    "n_folds": 1,
+    "n_draws": 10,
+}
 NASTY = [
     "<script>alert(1)</script>",
     '"><img src=x onerror=alert(1)>',

@@ -45,7 +45,7 @@ def test_models_that_cannot_be_reported_on_are_refused(classifier):
 
     with pytest.raises(NotFittedError):
         report(DropoutRegressor(), X, Y, target="t")
-    two = DropoutRegressor(**QUICK, random_state=0).fit(X, np.stack([Y, -Y], 1))
+    two = DropoutRegressor(**QUICK, noise="constant", random_state=0).fit(X, np.stack([Y, -Y], 1))
     with pytest.raises(ValueError, match="`model` must predict one output; it predicts 2"):
         report(two, X, Y, target="t")
     with pytest.raises(
@@ -58,7 +58,7 @@ def test_frames_and_shuffled_series_are_read_by_position_without_a_warning(recwa
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     x, y = regression_rows(40)
     frame = pandas.DataFrame(x, columns=["a", "b", "c"], index=np.arange(40)[::-1])
-    model = DropoutRegressor(**QUICK, random_state=0).fit(frame, y)
+    model = DropoutRegressor(**QUICK, noise="constant", random_state=0).fit(frame, y)
     page = Page(
         report(
             model,

@@ -1,6 +1,8 @@
-"""Tests of the page in a real browser."""
+"""Tests of the page as it is laid out, most of them in a real browser."""
 
+import re
 import shutil
+from importlib.resources import files
 
 import numpy as np
 import pytest
@@ -101,6 +103,7 @@ def test_a_browser_shows_the_page_without_errors_requests_or_sideways_scrolling(
 
 
 @pytest.mark.parametrize("name", ["classes.html", "sorted.html"])
+@pytest.mark.slow
 def test_a_page_prints_on_white_with_the_wide_charts(browser, written, tmp_path, name):
     context = browser.new_context(color_scheme="dark")
     tab = context.new_page()
@@ -116,6 +119,16 @@ def test_a_page_prints_on_white_with_the_wide_charts(browser, written, tmp_path,
     tab.pdf(path=tmp_path / "page.pdf", format="A4")
     assert (tmp_path / "page.pdf").read_bytes()[:5] == b"%PDF-"
     context.close()
+
+
+def test_paper_is_white_and_only_a_narrow_screen_has_the_narrow_charts():
+    style = files("dropbayes.app.report").joinpath("style.css").read_text(encoding="utf-8")
+    rules = dict(re.findall(r"\n@media ([^{]*) \{\n(.*?)\n\}", style, re.DOTALL)[::-1])  # of two alike the first
+    assert "--page: #ffffff" in rules["print"] and "--ink: #000000" in rules["print"]
+    assert re.search(r"\n\.on-narrow \{ display: none; \}", style)
+    shown = [where for where, rule in rules.items() if ".on-narrow { display: block; }" in rule]
+    assert shown == [where for where, rule in rules.items() if ".on-wide { display: none; }" in rule]
+    assert shown and all(where.startswith("screen and ") for where in shown)
 
 
 def test_every_table_downloads_as_it_is_shown(regressor):

@@ -62,7 +62,7 @@ def test_a_simple_model_that_is_better_beyond_chance_is_named(regressor, gap, to
 
 def test_a_constant_truth_and_a_perfect_classifier_are_described():
     x, _ = regression_rows(40)
-    model = DropoutRegressor(**QUICK, random_state=0).fit(x, np.full(40, 7.0))
+    model = DropoutRegressor(**QUICK, noise="constant", random_state=0).fit(x, np.full(40, 7.0))
     assert "The truth is the same in all rows" in Page(report(model, x, np.full(40, 7.0), target="t")).text
     x, labels = class_rows(60, 2)
     x[:, 0] += 50 * labels
