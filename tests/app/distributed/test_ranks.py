@@ -13,6 +13,7 @@ from torch import nn
 
 import dropbayes as db
 from dropbayes.app.distributed import predict_across_ranks
+from tests.app.forks import FORKS
 
 
 def network(n_outputs):
@@ -51,8 +52,7 @@ def one_rank(rank, n_ranks, folder):
 @pytest.fixture(scope="module")
 def across(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    torch.multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])  # torch is imported once
-    torch.multiprocessing.start_processes(one_rank, (3, str(folder)), nprocs=3, start_method="forkserver")
+    torch.multiprocessing.start_processes(one_rank, (3, str(folder)), nprocs=3, start_method=FORKS.get_start_method())
     return [torch.load(folder / f"rank{rank}.pt") for rank in range(3)]
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import http.client
 import json
-import multiprocessing
 import os
 import pathlib
 import re
@@ -17,13 +16,9 @@ from typing import Any
 
 import psutil
 
+from tests.app.forks import FORKS
+
 ROOT = pathlib.Path(__file__).parent.parent.parent.parent
-# A server is a fork of one process that has imported what servers need, which takes longer than most tests.
-FORKS = multiprocessing.get_context("forkserver")
-OURS = ["dropbayes.app.cli", "dropbayes.app.serving", "dropbayes.app.models.model"]
-# What it would import for its first answer.
-LATER = ["pandas", "pydantic.type_adapter", "scipy.special", "torch.fx.experimental.symbolic_shapes"]
-FORKS.set_forkserver_preload([*OURS, *LATER])
 
 
 @dataclass
