@@ -19,8 +19,17 @@ from dropbayes.estimators.recalibration import fit_recalibration
 from tests.command_line import TINY, check, column, inputs, rows_of, run, table
 
 
-def test_evaluate_scores_as_the_estimator_does(models):
-    found = json.loads(run("evaluate", models / "numbers", models / "new.csv", "--json").text)
+@pytest.fixture(scope="module")
+def scored(models):
+    """What is said of each model on new rows."""
+    return {
+        name: json.loads(run("evaluate", models / name, models / "new.csv", "--json").text)
+        for name in ("numbers", "classes")
+    }
+
+
+def test_evaluate_scores_as_the_estimator_does(models, scored):
+    found = scored["numbers"]
     model = load(models / "numbers")
     x, y = inputs(model, models / "new.csv"), column(rows_of((models / "new.csv").read_text()), "price")
     assert found["rmse"] == pytest.approx(np.sqrt(((model.estimator.predict(x) - y) ** 2).mean()), rel=1e-9)
@@ -30,10 +39,10 @@ def test_evaluate_scores_as_the_estimator_does(models):
         assert found[f"coverage_{100 * level:.0f}"] == ((lower <= y) & (y <= upper)).mean()
 
 
-def test_evaluate_scores_classes(models):
+def test_evaluate_scores_classes(models, scored):
     from sklearn.metrics import accuracy_score, log_loss
 
-    found = json.loads(run("evaluate", models / "classes", models / "new.csv", "--json").text)
+    found = scored["classes"]
     model = load(models / "classes")
     probabilities = model.estimator.predict_proba(inputs(model, models / "new.csv"))
     labels = [row["kind"] for row in rows_of((models / "new.csv").read_text())]
@@ -41,8 +50,8 @@ def test_evaluate_scores_classes(models):
     assert found["accuracy"] == accuracy_score(labels, model.estimator.classes_[probabilities.argmax(1)])
 
 
-def test_evaluate_scores_intervals_and_whole_distributions_with_standard_errors(models):
-    found = json.loads(run("evaluate", models / "numbers", models / "new.csv", "--json").text)
+def test_evaluate_scores_intervals_and_whole_distributions_with_standard_errors(models, scored):
+    found = scored["numbers"]
     model = load(models / "numbers")
     x, y = inputs(model, models / "new.csv"), column(rows_of((models / "new.csv").read_text()), "price")
     lower, upper = model.estimator.predict_interval(x, 0.95)
@@ -54,8 +63,8 @@ def test_evaluate_scores_intervals_and_whole_distributions_with_standard_errors(
     assert found["standard_errors"]["mae"] == pytest.approx(error, rel=1e-6)
 
 
-def test_a_constant_prediction_of_numbers_is_scored_beside_the_model(models):
-    found = json.loads(run("evaluate", models / "numbers", models / "new.csv", "--json").text)["constant"]
+def test_a_constant_prediction_of_numbers_is_scored_beside_the_model(models, scored):
+    found = scored["numbers"]["constant"]
     y = column(rows_of((models / "new.csv").read_text()), "price")
     spread = y.std()
     assert found["rmse"] == pytest.approx(spread) and found["sharpness"] == pytest.approx(spread)
@@ -63,10 +72,10 @@ def test_a_constant_prediction_of_numbers_is_scored_beside_the_model(models):
     assert found["interval_width"] == pytest.approx(2 * 1.959964 * spread, rel=1e-5)
 
 
-def test_classes_are_scored_by_ranking_and_by_class_beside_their_shares(models):
+def test_classes_are_scored_by_ranking_and_by_class_beside_their_shares(models, scored):
     from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
-    found = json.loads(run("evaluate", models / "classes", models / "new.csv", "--json").text)
+    found = scored["classes"]
     model = load(models / "classes")
     x = inputs(model, models / "new.csv")
     labels = np.array([row["kind"] for row in rows_of((models / "new.csv").read_text())])
@@ -118,7 +127,7 @@ def test_evaluate_holds_one_window_of_a_table_and_ranks_every_so_many_rows(model
 
 @pytest.mark.parametrize(("file", "told"), [("train.csv", True), ("new.csv", False)])
 def test_rows_that_the_model_was_fitted_to_are_told_of(models, file, told):
-    result = run("evaluate", models / "numbers", models / file)
+    result = run("evaluate", models / "classes", models / file)
     assert ("these are the rows the model was fitted to" in result.err) == told
 
 
@@ -224,8 +233,8 @@ def test_a_report_is_a_page_of_html(models, tmp_path):
 
 
 def test_a_report_on_the_training_rows_says_so_in_its_title(models, tmp_path):
-    run("report", models / "numbers", models / "train.csv", "-o", tmp_path / "r.html")
-    assert "price: train.csv, the rows it was fitted to</title>" in (tmp_path / "r.html").read_text()
+    run("report", models / "classes", models / "train.csv", "-o", tmp_path / "r.html")
+    assert "kind: train.csv, the rows it was fitted to</title>" in (tmp_path / "r.html").read_text()
 
 
 @pytest.mark.slow

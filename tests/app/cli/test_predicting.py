@@ -79,11 +79,16 @@ def test_automatic_draws_are_those_of_the_predictor(models):
         assert refused.code == 2 and "must be a number of draws, or auto" in refused.err
 
 
+@pytest.mark.parametrize(("n_rows", "at_once"), [(130, 60), pytest.param(4200, None, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["numbers", "classes"])
-def test_the_same_seed_gives_the_same_bytes_whatever_the_block_size(models, tmp_path, name):
-    (tmp_path / "many.csv").write_text(table(4200, seed=2))  # more than are predicted at once
+def test_the_same_seed_gives_the_same_bytes_whatever_the_block_size(
+    models, tmp_path, monkeypatch, name, n_rows, at_once
+):
+    if at_once:  # otherwise thousands
+        monkeypatch.setattr(type(load(models / name).ensemble), "block_rows", at_once)
+    (tmp_path / "many.csv").write_text(table(n_rows, seed=2))  # more than are predicted at once
     expected = run("predict", models / name, tmp_path / "many.csv", "-o", "-", "--seed", 3).out
-    assert expected.count(b"\n") == 4201
+    assert expected.count(b"\n") == n_rows + 1
     for rows in (1, 7, 1000):
         out = tmp_path / "out.csv"
         assert (

@@ -3,7 +3,7 @@ import pytest
 
 from tests.command_line import table
 
-N_ROWS = 300
+N_ROWS = 60
 
 
 @pytest.fixture(scope="module")

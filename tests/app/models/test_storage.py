@@ -14,11 +14,13 @@ from dropbayes.estimators import DropoutRegressor
 from dropbayes.estimators.columns import Column, Schema
 from dropbayes.estimators.ensembles import RegressionEnsemble
 
+SETTINGS = {"drop_prob": 0.1, "weight_decay": 1e-4, "n_networks": 1, "noise": "constant"}
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     x = np.linspace(-1, 1, 20)[:, None]
-    estimator = DropoutRegressor((4,), drop_prob=0.1, weight_decay=1e-4, n_steps=5, n_networks=1, random_state=0)
+    estimator = DropoutRegressor((4,), n_steps=5, random_state=0, **SETTINGS)
     path = tmp_path_factory.mktemp("models") / "line"
     schema = Schema((Column("a", "number"),), "y", "regression")
     return Model(estimator.fit(x, x[:, 0]), schema, {"n_rows": 20}).save(path)
@@ -47,7 +49,7 @@ def test_a_place_that_cannot_be_written_to_is_refused_before_the_training(monkey
 def other(model):
     """A model of the same columns and other networks."""
     x = np.linspace(-1, 1, 20)[:, None]
-    estimator = DropoutRegressor((4,), drop_prob=0.1, weight_decay=1e-4, n_steps=9, n_networks=1, random_state=1)
+    estimator = DropoutRegressor((4,), n_steps=9, random_state=1, **SETTINGS)
     return Model(estimator.fit(x, -x[:, 0]), model.schema, {"n_rows": 20})
 
 
