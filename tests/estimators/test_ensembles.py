@@ -14,7 +14,16 @@ from dropbayes.estimators.ensembles import ClassEnsemble, RegressionEnsemble
 from dropbayes.estimators.recalibration import Recalibration, with_recalibration
 from dropbayes.population import network
 
-SMALL = {"hidden": (8,), "n_steps": 20, "n_networks": 2, "n_draws": 10, "drop_prob": 0.2, "weight_decay": 1e-4}
+# On the CPU: how near a linearisation comes depends on the weights, which devices train to others.
+SMALL = {
+    "hidden": (8,),
+    "n_steps": 20,
+    "n_networks": 2,
+    "n_draws": 10,
+    "drop_prob": 0.2,
+    "weight_decay": 1e-4,
+    "device": "cpu",
+}
 X = np.random.default_rng(0).normal(size=(60, 2))
 Y = X[:, 0] - X[:, 1]
 
@@ -92,8 +101,8 @@ def test_a_prediction_without_draws_is_close_to_one_of_many(file):
 def test_a_row_has_the_same_bits_alone_and_in_a_batch_by_every_method(file, method):
     ensemble = RegressionEnsemble.load(file).with_draws(method=method)
     whole = np.stack(ensemble.predict(X, return_std=True))
-    alone = np.concatenate([ensemble.predict(X[i : i + 1], return_std=True) for i in range(9)], axis=1)
-    np.testing.assert_array_equal(alone, whole[:, :9])
+    alone = np.concatenate([ensemble.predict(X[i : i + 1], return_std=True) for i in range(4)], axis=1)
+    np.testing.assert_array_equal(alone, whole[:, :4])
 
 
 def test_class_probabilities_without_draws_are_close_to_those_of_many():
@@ -135,8 +144,9 @@ def test_an_estimator_that_was_not_fitted_says_so():
 
 
 def test_fitting_again_forgets_the_recalibration_of_other_networks():
-    view = with_recalibration(DropoutRegressor(**SMALL, random_state=0).fit(X, Y), Recalibration("scale", (3.0,), 60))
-    fresh = DropoutRegressor(**SMALL, random_state=0).fit(X, Y).predict(X, return_std=True)[1]
+    model = DropoutRegressor(**SMALL, noise="constant", random_state=0).fit(X, Y)
+    fresh = model.predict(X, return_std=True)[1]
+    view = with_recalibration(model, Recalibration("scale", (3.0,), 60))
     assert np.array_equal(view.fit(X, Y).predict(X, return_std=True)[1], fresh)
 
 

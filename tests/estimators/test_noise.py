@@ -8,6 +8,7 @@ import torch
 
 from dropbayes.estimators import noise as noise_model
 from dropbayes.estimators.noise import StudentNoise, fit_noise, noise_features
+from tests.cases import slow_except
 
 F64 = torch.float64
 
@@ -102,7 +103,7 @@ def test_the_fit_recovers_the_scale_and_uses_inputs_only_when_they_matter():
     assert ((scores - truth).abs() < 0.06).all()
 
 
-@pytest.mark.parametrize("n_steps", [50, 150])
+@pytest.mark.parametrize("n_steps", slow_except([50, 150], 50))
 def test_draws_that_equal_their_outcomes_leave_the_noise_of_grades(n_steps):
     latent = torch.randn(300, generator=torch.Generator().manual_seed(0))
 

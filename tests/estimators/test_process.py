@@ -207,14 +207,15 @@ def test_a_model_with_a_process_survives_a_file_and_more_rows(tmp_path, linear, 
 @pytest.mark.parametrize("settings", [QUICK, {"warm_start": True}, {"noise": "constant"}, {"effort": "quick"}])
 def test_no_process_where_it_was_not_asked_for(linear, settings):
     x, y = linear
-    assert DropoutRegressor(**{"n_steps": 20, **settings}).fit(x[:60], y[:60]).process_ is None
+    assert DropoutRegressor(**{"hidden": (10,), "n_steps": 5, **settings}).fit(x[:30], y[:30]).process_ is None
 
 
 def test_no_process_where_rows_are_not_exchangeable(linear, fitted):
     x, y = linear
     model = copy.copy(fitted)  # which has one
-    assert model.fit(x[:60], y[:60], groups=np.arange(60) // 4).process_ is None
-    assert model.fit(x[:60], y[:60], times=np.arange(60)).process_ is None
+    model.set_params(hidden=(10,), n_steps=5)
+    assert model.fit(x[:32], y[:32], groups=np.arange(32) // 2).process_ is None
+    assert model.fit(x[:32], y[:32], times=np.arange(32)).process_ is None
 
 
 def test_a_smooth_relation_without_noise_is_predicted_surely():

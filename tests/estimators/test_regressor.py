@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
-from tests.estimators.samples import QUICK, toy
+from tests.estimators.samples import PLAIN, QUICK, toy
 
 
 def test_precision_finds_the_noise_and_the_log_likelihood_that_of_the_truth(regressor):
@@ -56,7 +56,7 @@ def test_fractional_weights_draw_the_fit_towards_heavy_rows():
     x = np.zeros((200, 1))
     y = np.r_[np.zeros(100), np.ones(100)]
     weight = np.r_[np.full(100, 0.25), np.full(100, 0.75)]
-    model = DropoutRegressor(**(QUICK | {"n_steps": 300}), random_state=0).fit(x, y, sample_weight=weight)
+    model = DropoutRegressor(**(PLAIN | {"n_steps": 300}), random_state=0).fit(x, y, sample_weight=weight)
     assert model.predict(x[:1])[0] == pytest.approx(0.75, abs=0.08)
 
 
@@ -91,7 +91,7 @@ def test_heteroscedastic_noise_and_learned_drop_probability():
 
 def test_a_read_only_column_is_judged_without_a_word(recwarn):
     x, y = np.linspace(-1, 1, 40)[:, None], np.linspace(-1, 1, 40) ** 2
-    model = DropoutRegressor(drop_prob=0.05, weight_decay=1e-4, n_steps=20, n_networks=1, random_state=0).fit(x, y)
+    model = DropoutRegressor(**PLAIN, random_state=0).fit(x, y)
     column = pd.DataFrame({"y": y})["y"]
     recwarn.clear()
     assert model.log_likelihood(x, column) == model.log_likelihood(x, y)
@@ -137,10 +137,14 @@ def test_every_output_has_a_noise_of_its_own():
         assert np.median(std[:, 0]) < 0.2 and np.median(std[:, 1]) == pytest.approx(1, abs=0.25)
 
 
+@pytest.fixture(scope="module")
+def plain():
+    return DropoutRegressor(**QUICK, random_state=0).fit(*toy(80))
+
+
 @pytest.mark.parametrize(("x_unit", "y_unit"), [(1e-11, 1e10), (1e200, 1e-10)])
-def test_units_do_not_matter(x_unit, y_unit):
+def test_units_do_not_matter(plain, x_unit, y_unit):
     x, y = toy(80)
-    plain = DropoutRegressor(**QUICK, random_state=0).fit(x, y)
     other = DropoutRegressor(**QUICK, random_state=0).fit(x * x_unit, y * y_unit)
     for ours, theirs in zip(other.predict(x * x_unit, return_std=True), plain.predict(x, return_std=True), strict=True):
         np.testing.assert_allclose(ours / y_unit, theirs, rtol=1e-2)

