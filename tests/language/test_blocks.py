@@ -7,11 +7,11 @@ from torch import nn
 
 import dropbayes as db
 from dropbayes.language import adapters, attention_outputs, feed_forward_inputs, heads, last_blocks
+from tests.cases import slow_except
 from tests.language.tiny_models import SETTINGS, tiny_model, tiny_text
 
 WITHOUT_ATTENTION = {"Mamba", "Mamba2"}
-FAST = {"Llama", "Mixtral", "Mamba"}
-ARCHITECTURES = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in SETTINGS]
+ARCHITECTURES = slow_except(SETTINGS, "Llama", "Mixtral", "Mamba")
 
 
 def calls(model, x):
@@ -78,7 +78,7 @@ def test_a_feed_forward_part_no_wider_than_its_block_is_left_by_its_last_layer()
     assert {name.rpartition(".")[2] for name in feed_forward_inputs(model)} == {"gate_proj", "up_proj"}
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", slow_except(SETTINGS, "Llama", "Mamba"))
 def test_every_architecture_can_be_drawn_from_with_one_mask_for_all_positions(name):
     model, x = tiny_model(name), tiny_text()
     dropped = db.add_dropout(model, 0.2, where=last_blocks(model, 1), copy=False)

@@ -96,7 +96,7 @@ def test_rows_are_taken_of_every_tensor_in_a_cache():
 
 
 def test_a_state_outside_the_cache_is_refused_with_what_to_do_instead():
-    sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48}
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 48}
     config = transformers.RecurrentGemmaConfig(**sizes, num_attention_heads=4, eos_token_id=None, pad_token_id=0)
     torch.manual_seed(0)
     model = transformers.RecurrentGemmaForCausalLM(config).eval()  # recurrent layers alone: their state is their own

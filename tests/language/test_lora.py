@@ -1,5 +1,6 @@
 """Tests of networks with low-rank adapters: their dropout is a site, and their draws are adapters."""
 
+import functools
 import json
 
 import pytest
@@ -8,6 +9,7 @@ from safetensors.torch import load_file
 
 import dropbayes as db
 from dropbayes.language import adapters, export_adapters
+from tests.cases import slow_except
 from tests.language.tiny_models import tiny_model, tiny_text
 
 peft = pytest.importorskip("peft")
@@ -28,9 +30,15 @@ def text(rows=2, length=6):
     return {"input_ids": tiny_text(rows, length), "use_cache": False}
 
 
+@functools.cache
+def inspected(use_dora=False):
+    """An adapted model that tests share and leave as it is: what is known of its passes is found once."""
+    return adapted(use_dora=use_dora)
+
+
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    model = adapted()
+    model = inspected()
     return model, export_adapters(model, tmp_path_factory.mktemp("draws"), n_draws=4, seed=2)
 
 
@@ -44,7 +52,7 @@ def loaded(folders, name="Llama"):
 
 @pytest.mark.parametrize("use_dora", [False, True])
 def test_the_dropout_of_an_adapter_is_a_site(use_dora):
-    model = adapted(use_dora=use_dora)
+    model = inspected(use_dora)
     sites = db.sites(model, text())
     assert [site.path.split(".")[-4:-2] for site in sites] == 2 * [["self_attn", "q_proj"], ["mlp", "down_proj"]]
     assert {site.drop_prob for site in sites} == {0.3}
@@ -53,7 +61,7 @@ def test_the_dropout_of_an_adapter_is_a_site(use_dora):
     torch.testing.assert_close(draw(text()).logits, drawn[2])
 
 
-@pytest.mark.parametrize("use_dora", [False, True])
+@pytest.mark.parametrize("use_dora", slow_except([False, True], False))
 def test_adapters_trained_without_dropout_can_be_given_one(use_dora):
     model = adapted(lora_dropout=0.0, use_dora=use_dora)
     dropped = db.add_dropout(model, 0.2, where=adapters(model), copy=False)
@@ -135,7 +143,7 @@ def test_merged_adapters_are_refused_with_the_reason(tmp_path):
 
 def test_what_no_adapter_can_hold_is_refused_and_nothing_is_written(tmp_path):
     with pytest.raises(ValueError, match="must be plain LoRA"):
-        export_adapters(adapted(use_dora=True), tmp_path)
+        export_adapters(inspected(use_dora=True), tmp_path)
     model = adapted()
     with pytest.raises(ValueError, match=r"must be random in its adapters alone; .*lm_head"):
         export_adapters(db.add_dropout(model, 0.1, where=["base_model.model.lm_head"], x=text()), tmp_path)

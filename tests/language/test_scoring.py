@@ -140,6 +140,7 @@ def test_a_token_beyond_the_vocabulary_is_named_with_its_size():
 
 def test_padding_that_a_model_reads_as_text_is_refused():
     config = copy.deepcopy(lively("bart").config)
+    config.decoder_layers = 1
     model = transformers.BartForCausalLM(config).eval()  # its positions count padding
     with pytest.raises(ValueError, match=r"`inputs` must not be padded, as row 1 is.*texts of one length at a time"):
         db.language.generate(model, prompts(), n_draws=2, **OPTIONS)
