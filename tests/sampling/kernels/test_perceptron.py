@@ -1,7 +1,5 @@
 """A perceptron's moments in one kernel, against the moments of draws made one mask at a time in double precision."""
 
-from itertools import product
-
 import pytest
 import torch
 from torch import nn
@@ -10,7 +8,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from dropbayes.sampling.kernels.all import affine_layers, perceptron_moments
 from dropbayes.sampling.masks import Keys, keep_mask
-from tests.cases import slow_except
+from tests.cases import crossed, slow_except
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ROWS = range(3, 12)
@@ -47,7 +45,8 @@ def moments_of_draws(layers, x, keys, draws, rows, integrate_last):
     return h.mean(0), h.var(0, unbiased=False) + integrated
 
 
-@pytest.mark.parametrize(("name", "rows", "integrate"), list(product(NETWORKS, (None, ROWS), (False, True))))
+@pytest.mark.parametrize("rows", [None, ROWS])
+@pytest.mark.parametrize(("name", "integrate"), crossed(NETWORKS, [False, True]))
 @pytest.mark.parametrize("sampler", slow_except(["stratified", "independent"], "stratified"))
 @torch.no_grad()
 def test_the_moments_are_those_of_the_draws(name, sampler, rows, integrate):
@@ -59,7 +58,7 @@ def test_the_moments_are_those_of_the_draws(name, sampler, rows, integrate):
         torch.testing.assert_close(moment.double(), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("sampler", "rows"), list(product(("stratified", "independent"), (None, range(2)))))
+@pytest.mark.parametrize(("sampler", "rows"), crossed(["stratified", "independent"], [range(2), None]))
 @torch.no_grad()
 def test_moments_of_more_draws_than_a_tile_are_those_of_all(sampler, rows):
     layers, keys = [layer.to(DEVICE) for layer in NETWORKS["one hidden layer"]], Keys(7, 300, sampler)
