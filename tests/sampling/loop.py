@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import gc
 import pickle
 import random
 import re
@@ -15,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import dropbayes as db
 
+STANDARD_ERRORS = 4.1  # by which moments may be apart
 REFUSALS = (TypeError, ValueError, NotImplementedError, RuntimeError)
 
 
@@ -66,8 +66,10 @@ def loop(net, x, n_passes, *, evaluation=(), copied=True):
     return [torch.stack([run[i] for run in runs]).double() for i in range(len(runs[0]))]
 
 
-def assert_law(net, x, *, n_draws=300, reference=None, evaluation=(), predicted=True, **options):
-    """Mean and variance of `draws` and `predict` are the loop's, within five standard errors, element by element.
+def assert_law(net, x, *, n_draws=200, reference=None, evaluation=(), predicted=True, **options):
+    """Mean and variance of `draws` and `predict` are the loop's, within 4.1 standard errors, element by element.
+
+    With 200 draws a mean off by 0.37 standard deviations is seen, and a Gaussian's variance off by a half.
 
     Args:
         net: The network, in evaluation.
@@ -96,8 +98,8 @@ def assert_moments(name, expected, moments, n_draws):
         second, fourth = centred.square().mean(0), centred.pow(4).mean(0)
         share = 1 / n_draws + 1 / len(sample)
         scale = sample.abs().amax(0)
-        within(f"mean of {name}", mean, sample.mean(0), 5 * (second * share).sqrt() + 1e-5 * scale + 1e-7)
-        error = 5 * ((fourth - second.square()).clamp(min=0) * share).sqrt()
+        within(f"mean of {name}", mean, sample.mean(0), STANDARD_ERRORS * (second * share).sqrt() + 1e-5 * scale + 1e-7)
+        error = STANDARD_ERRORS * ((fourth - second.square()).clamp(min=0) * share).sqrt()
         within(f"variance of {name}", variance, second, error + 1e-5 * scale.square() + 1e-9)
 
 
@@ -236,10 +238,3 @@ def unchanged(net, x=None, *, once=False):
     after = state()
     gone = [key for key in after.keys() | before.keys() if all(after.get(key) != one.get(key, 0) for one in allowed)]
     assert not gone, f"changed: {sorted(gone)}"
-
-
-def is_freed(net_in_a_list):
-    """Whether nothing holds the one network of the list once the list is empty."""
-    gone = weakref.ref(net_in_a_list.pop())
-    gc.collect()
-    return gone() is None

@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dropbayes as db
+from tests.cases import crossed
 from tests.sampling.loop import assert_law, made, may_be_refused, network
 from tests.sampling.training_loop import rows
 
@@ -73,8 +74,7 @@ OPTIONAL = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIONAL)
-@pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize(("name", "batch_size"), crossed(OPTIONAL, [4, 1]))
 def test_targets_are_no_optional_argument(name, batch_size):
     net, x = made(lambda: (network(OPTIONAL[name], n=perceptron(outputs=1)), rows(8)))
     y = torch.randint(1, 4, (8, 1), generator=torch.Generator().manual_seed(0)).float()
@@ -118,8 +118,7 @@ def convolved(p, other):
     return nn.Sequential(*layers, nn.Linear(8, 2)), torch.randn(4, 2, 4)
 
 
-@pytest.mark.parametrize("name", PROBABILITIES)
-@pytest.mark.parametrize("make", [wide, convolved])
+@pytest.mark.parametrize(("name", "make"), crossed(PROBABILITIES, [wide, convolved]))
 @pytest.mark.parametrize("invariant", [True, False])
 def test_a_drop_probability_is_a_number_of_any_type(name, make, invariant):
     p = PROBABILITIES[name]
@@ -145,8 +144,7 @@ COMPLEX = {
 }
 
 
-@pytest.mark.parametrize("name", COMPLEX)
-@pytest.mark.parametrize("gated", [False, True], ids=["always", "in training, beside dropout"])
+@pytest.mark.parametrize(("name", "gated"), crossed(COMPLEX, [True, False]))
 def test_complex_noise_has_two_parts(name, gated):
     def forward(self, x):
         z = torch.complex(x, self.d(x) if gated else -x)

@@ -121,11 +121,11 @@ NETWORKS = {
 KIN = {"LSTM before the last layer", "LSTM both ways", "GRU before the last layer", "RNN"}
 
 
-def other_rows(net, x, n_draws, **options):
-    """The rows that have other bits alone than in their batch."""
+def other_rows(net, x, n_draws, threads=2, **options):
+    """The rows that have other bits alone than in their batch: of every sixth one, of all with one thread (slow)."""
     whole = db.predict(net, x, n_draws=n_draws, **options)
     bad = []
-    for i in range(len(x)):
+    for i in range(0, len(x), 6 if threads > 1 else 1):
         alone = db.predict(net, x[i : i + 1], n_draws=n_draws, **options)
         if not (torch.equal(alone.mean, whole.mean[i : i + 1]) and torch.equal(alone.std, whole.std[i : i + 1])):
             bad.append(i)
@@ -135,7 +135,7 @@ def other_rows(net, x, n_draws, **options):
 @pytest.mark.parametrize("name", slow_except(NETWORKS, *(set(NETWORKS) - KIN)))
 def test_a_row_has_the_same_bits_alone(name, threads):
     net, x = made(NETWORKS[name])
-    assert not other_rows(net, x, 10)
+    assert not other_rows(net, x, 10, threads)
     assert torch.equal(db.draws(net, x[7:8], n_draws=10), db.draws(net, x, n_draws=10)[:, 7:8])
 
 
@@ -143,14 +143,14 @@ def test_a_row_has_the_same_bits_alone(name, threads):
 def test_small_convolutions_have_the_same_bits_for_any_weights(seed, threads):
     torch.manual_seed(seed)
     net, x = small_convolutions()
-    assert not other_rows(net.eval(), x, 10)
+    assert not other_rows(net.eval(), x, 10, threads)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 4])
 def test_draws_that_run_one_at_a_time_have_the_same_bits_for_any_weights(seed, threads):
     torch.manual_seed(seed)
     net, x = dropped_embeddings()
-    assert not other_rows(net.eval(), x[:8], 10)
+    assert not other_rows(net.eval(), x[:8], 10, threads)
 
 
 @pytest.mark.parametrize("name", ["LSTM", "small convolutions", "transformer", "residual"])

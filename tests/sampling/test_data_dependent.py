@@ -104,7 +104,7 @@ def test_a_pass_that_reads_its_own_dropped_values_has_the_law_of_the_loop(forwar
     net, x = made(lambda: (network(forward, **layers()), one_row()))
     expected = db.draws(net, x, n_draws=250)
     if analytic:
-        assert_law(net, x, n_draws=250)
+        assert_law(net, x, n_draws=170)
     ours = db.predict(net, x, n_draws=250, sampling=db.Sampling(integrate_last_layer=analytic))
     error = 6 * (expected.var(0) / 250).sqrt() + 1e-5
     assert ((ours.mean - expected.mean(0)).abs() <= error).all()
@@ -137,7 +137,7 @@ def halting():
 @pytest.mark.slow
 def test_rows_that_halt_by_themselves_are_each_as_alone():
     net, x = made(halting)
-    assert_law(net, x, n_draws=250)
+    assert_law(net, x, n_draws=170)
     assert_same_alone(net, x)
 
 
@@ -151,7 +151,7 @@ def head_by_sign():
 
 def test_a_choice_per_row_without_the_host_has_the_law_of_the_loop():
     net, x = made(head_by_sign)
-    assert_law(net, x, n_draws=600)
+    assert_law(net, x, n_draws=400)
     assert_same_alone(net, x)
 
 
@@ -259,7 +259,7 @@ def test_rare_masks_are_keyed_to_the_rows_too(p):
 @pytest.mark.parametrize("p", slow_except([0.2, 0.03], 0.2))
 def test_blocks_scaled_by_what_the_batch_has_left_are_each_as_alone(p):
     net, x = made(lambda: drop_blocks(p))
-    assert_law(net, cut(x, slice(0, 1)), n_draws=1500, predicted=False)
+    assert_law(net, cut(x, slice(0, 1)), n_draws=1000, predicted=False)
     assert_same_alone(net, x, n_draws=20)
 
 
@@ -328,15 +328,12 @@ COMPARED = {
 
 
 @pytest.mark.parametrize(
-    "name",
-    slow_except(
-        COMPARED, "rand([])", "Python's", "NumPy's", "both_ends", "in_buckets", "compared_with_a_number_and_a_tensor"
-    ),
+    "name", slow_except(COMPARED, "rand([])", "both_ends", "in_buckets", "compared_with_a_number_and_a_tensor")
 )
 def test_a_random_number_that_is_compared_more_than_once_has_the_law_of_the_loop(name):
     children = {letter: nn.Linear(6, 2) for letter in "abc"}
     net, x = made(lambda: (network(COMPARED[name], d=nn.Dropout(0.1), rate=0.0, **children), rows(3)))
-    assert_law(net, x[:1], n_draws=300)
+    assert_law(net, x[:1])
     assert_same_alone(net, x)
 
 
@@ -361,7 +358,8 @@ def test_an_exit_that_a_batch_takes_as_a_whole_is_refused_and_that_of_a_row_is_n
     net, x = early_exit(decides).eval(), torch.randn(n_rows, 4)
     with pytest.raises(ValueError, match="depend on each other"):
         db.predict(net, x, n_draws=20, masks=masks)
-    assert_law(net, x[:1], masks=masks)
+    if n_rows == 4:  # the law of one row does not depend on how many were refused
+        assert_law(net, x[:1], masks=masks)
 
 
 # Errors that a network catches ----------------------------------------------------------------------------------------
@@ -387,7 +385,7 @@ def scaled_by_large_values(self, x):
 @pytest.mark.parametrize("forward", [scaled_by_a_gate, scaled_by_large_values])
 def test_an_error_that_a_network_catches_does_not_choose_its_branch(forward):
     net, x = made(lambda: (network(forward, **layers(0.3)), 2 * rows(2)))
-    assert_law(net, x, n_draws=150)
+    assert_law(net, x, n_draws=100)
 
 
 # Rows sent to different places ----------------------------------------------------------------------------------------
@@ -417,7 +415,7 @@ def test_two_tokens_of_a_late_row_in_one_expert_have_masks_of_their_own():
         net = sent(lambda tokens: tokens[:, 0])
         return network(lambda self, x: self.net(x).sum(1), net=net), x
 
-    assert_law(*made(make), n_draws=250, predicted=False)
+    assert_law(*made(make), n_draws=170, predicted=False)
 
 
 def test_a_row_for_which_its_expert_has_no_room_is_noticed():

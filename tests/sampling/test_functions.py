@@ -11,12 +11,18 @@ from torch.utils.checkpoint import checkpoint
 
 import dropbayes as db
 from dropbayes.sampling import as_inputs, evaluation_output, plan
+from tests.cases import crossed
 from tests.sampling.test_plan import PERCEPTRON
 from tests.sampling.zoo import Module, build
 
 
-@pytest.mark.parametrize("name", ["dropout_mlp", "dropout2d", "transformer_encoder", "lstm", "gpt2", "drop_connect"])
-@pytest.mark.parametrize("sampler", ["stratified", "independent"])
+@pytest.mark.parametrize(
+    ("name", "sampler"),
+    crossed(
+        ["dropout_mlp", "dropout2d", "transformer_encoder", "lstm", "gpt2", "drop_connect"],
+        ["stratified", "independent"],
+    ),
+)
 def test_function_draw_is_the_draw_of_its_index(name, sampler):
     net, x = build(name)
     every = db.draws(net, x, n_draws=6, seed=9, sampling=db.Sampling(sampler=sampler))

@@ -19,6 +19,7 @@ from dropbayes.sampling import Sampling
 from dropbayes.sampling import plan as planning
 from dropbayes.sampling.inputs import as_inputs
 from dropbayes.tracing import RowLayout
+from tests.cases import crossed
 from tests.sampling.zoo import Module, ScaledAttention, build
 
 
@@ -214,6 +215,7 @@ print(digest.hexdigest())
 """
 
 
+@pytest.mark.slow
 def test_another_process_and_another_number_of_threads_give_the_same_bits():
     root = pathlib.Path(__file__).parent.parent.parent
     environment = {**os.environ, "PYTHONPATH": f"{root / 'src'}:{root}"}
@@ -265,8 +267,10 @@ def test_an_interrupted_forward_leaves_everything_as_it_was(error):
     assert len(torch.overrides._get_current_function_mode_stack()) == 0
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("name", ["perceptron", "convolution", "attention"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    crossed(["perceptron", "convolution", "attention"], [torch.bfloat16, torch.float16, torch.float32, torch.float64]),
+)
 def test_networks_of_every_floating_dtype_are_drawn_from(name, dtype):
     net, shape = NETS[name]
     x = torch.randn((3, *shape), generator=torch.Generator().manual_seed(0))

@@ -80,8 +80,15 @@ def skip_if_padding_counts(name, ids, mask):
         pytest.skip(f"{name} of transformers {transformers.__version__} masks the padding of no row that is alone")
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("positions", ["tied", "per_position"])
+@pytest.mark.parametrize(
+    ("positions", "side"),
+    [
+        ("tied", "left"),
+        ("per_position", "right"),
+        pytest.param("tied", "right", marks=pytest.mark.slow),
+        pytest.param("per_position", "left", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in MODELS])
 @torch.no_grad()
 def test_a_step_from_a_cache_is_that_of_the_whole_sequence(name, positions, side):

@@ -53,7 +53,7 @@ GATES = {
 )
 def test_layers_skipped_by_a_gate_have_the_law_of_the_loop_and_the_same_rows_alone(name):
     net, x = made(lambda: (Skipped(GATES[name]), rows(3)))
-    assert_law(net, x, n_draws=250, predicted=False)
+    assert_law(net, x, n_draws=170, predicted=False)
     assert_same_alone(net, x)
 
 
@@ -193,7 +193,7 @@ SHARED = [
 def test_a_mask_without_rows_has_the_law_of_the_loop_and_the_same_rows_alone(make):
     net, x = made(make)
     # A pass of training that writes noise into buffers must not be the next pass's state.
-    assert_law(net, x, n_draws=250, predicted=False)
+    assert_law(net, x, n_draws=170, predicted=False)
     assert_same_alone(net, x)
 
 
@@ -202,7 +202,7 @@ def test_a_mask_without_rows_has_the_law_of_the_loop_and_the_same_rows_alone(mak
 )
 def test_a_mask_without_rows_takes_masks_per_row(make):
     net, x = made(make)
-    assert_law(net, x, n_draws=250, predicted=False, masks="row")
+    assert_law(net, x, n_draws=170, predicted=False, masks="row")
     assert db.evaluate(net, x[:1], torch.zeros(1, 2), likelihood=db.Gaussian(1.0)).n_rows == 1
 
 
@@ -213,4 +213,4 @@ def test_a_branch_that_has_or_has_no_site_is_a_function_of_its_input():
 
     net, x = made(lambda: (network(forward, a=nn.Linear(6, 16), d=nn.Dropout(0.3), o=nn.Linear(16, 2)), rows(3)))
     assert_same_alone(net, x, n_draws=8)
-    assert_law(net, x, n_draws=250, predicted=False)
+    assert_law(net, x, n_draws=170, predicted=False)

@@ -146,7 +146,13 @@ def test_no_architecture_is_drawn_from_wrongly_or_changed(part, capsys):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("name", "expected"), [("bert", "right"), ("llama", "right"), ("mamba", "none"), ("clip", "refused")]
+    ("name", "expected"),
+    [
+        ("bert", "right"),
+        pytest.param("llama", "right", marks=pytest.mark.slow),
+        ("mamba", "none"),
+        ("clip", "refused"),
+    ],
 )
 def test_the_verdicts_on_known_architectures(name, expected):
     assert verdict(name)[0] == expected

@@ -14,6 +14,7 @@ from dropbayes.sampling import plan as planning
 from dropbayes.sampling.inputs import as_inputs
 from dropbayes.sampling.inspection import inspect
 from dropbayes.sampling.plan import make_plan
+from tests.cases import crossed
 from tests.sampling.loop import assert_law
 from tests.sampling.zoo import Module, build
 
@@ -52,8 +53,7 @@ def doubling_large_batches(limit=8):
     )
 
 
-@pytest.mark.parametrize("masks", ["shared", "row"])
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(("rows", "masks"), crossed([3, 1], ["shared", "row"]))
 def test_a_network_that_does_otherwise_with_many_rows_has_the_law_of_the_rows_given(rows, masks):
     torch.manual_seed(0)
     assert_law(doubling_large_batches(), torch.randn(rows, 4), masks=masks)
@@ -75,8 +75,7 @@ def with_room(most, failed):
     return Module(forward, a=nn.Linear(4, 8), d=nn.Dropout(0.3), o=nn.Linear(8, 2))
 
 
-@pytest.mark.parametrize("most", [1, 3, 20, 200])
-@pytest.mark.parametrize("masks", ["shared", "row"])
+@pytest.mark.parametrize(("most", "masks"), crossed([3, 1, 20, 200], ["shared", "row"]))
 def test_a_network_with_room_for_few_rows_is_given_no_more(most, masks):
     net, x, failed = with_room(most, failed := []), torch.randn(min(most, 33), 4), failed
     assert_law(net, x, masks=masks)
@@ -114,8 +113,7 @@ BEFORE = {
 }
 
 
-@pytest.mark.parametrize("k", [2, 3, 5])
-@pytest.mark.parametrize("before", BEFORE)
+@pytest.mark.parametrize(("k", "before"), crossed([3, 2, 5], BEFORE))
 def test_copies_of_a_row_that_lie_apart_have_masks_of_their_own_in_a_batch_of_any_size(k, before):
     torch.manual_seed(0)
     net, x = copied(k, BEFORE[before]), torch.randn(16, 4)

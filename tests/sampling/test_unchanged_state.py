@@ -20,6 +20,7 @@ from torch import nn
 import dropbayes as db
 from dropbayes.sampling.inputs import as_inputs
 from dropbayes.sampling.inspection import inspect
+from tests.cases import crossed
 from tests.sampling.loop import assert_law, made, network, unchanged
 from tests.sampling.test_unchanged import CALLS, Body
 from tests.sampling.training_loop import rows
@@ -102,8 +103,7 @@ STATES = {
 }
 
 
-@pytest.mark.parametrize("name", STATES)
-@pytest.mark.parametrize("ask", ["draws", "function_draw", "predict"])
+@pytest.mark.parametrize(("name", "ask"), crossed(STATES, ["predict", "draws", "function_draw"]))
 def test_a_state_written_in_a_pass_stays_as_it_was(name, ask):
     state, write = STATES[name]
     net, x = made(lambda: (Keeps(state(), write), rows(3)))
@@ -300,8 +300,7 @@ WRITES = [
 ]
 
 
-@pytest.mark.parametrize("kind", WRITES)
-@pytest.mark.parametrize("ask", ["draws", "predict", "function_draw", "sites"])
+@pytest.mark.parametrize(("kind", "ask"), crossed(WRITES, ["predict", "draws", "function_draw", "sites"]))
 def test_weights_that_a_pass_writes_are_left_as_they_were(kind, ask):
     net, x = made(lambda: (kind(), rows(3)))
     with unchanged(net, x):

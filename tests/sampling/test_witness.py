@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import dropbayes as db
+from tests.cases import crossed
 from tests.sampling.loop import assert_law, assert_same_alone, unchanged
 from tests.sampling.training_loop import Net, assert_right, rows
 from tests.sampling.zoo import Module
@@ -31,8 +32,7 @@ AFTER_LAST = {
 }
 
 
-@pytest.mark.parametrize("name", AFTER_LAST)
-@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize(("name", "direct"), crossed(AFTER_LAST, [True, False]))
 def test_an_output_changed_in_place_is_not_integrated_as_the_last_layer(name, direct):
     layers = [nn.Linear(6, 16), nn.Tanh(), nn.Dropout(0.3), nn.Linear(16, 3), copy.deepcopy(AFTER_LAST[name])]
     assert_right(nn.Sequential(*layers) if direct else nn.Sequential(nn.Sequential(*layers), nn.Flatten()), rows())

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dropbayes as db
+from tests.cases import crossed
 from tests.sampling.training_loop import Net, assert_right, rows
 from tests.sampling.zoo import Module
 
@@ -108,8 +109,7 @@ GRAPHS = {
 }
 
 
-@pytest.mark.parametrize("masks", ["shared", "row"])
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize(("name", "masks"), crossed(GRAPHS, ["shared", "row"]))
 def test_a_graph_is_one_row_and_refused_otherwise_with_that_remedy(name, masks):
     net, x = GRAPHS[name]
     with pytest.raises(ValueError, match="row_axis=None"):
@@ -162,8 +162,7 @@ class InContext(nn.Module):
         return self.o(self.attention(query[None], context, context)[0][0])
 
 
-@pytest.mark.parametrize("masks", ["shared", "row"])
-@pytest.mark.parametrize("make", [Contrast, InContext])
+@pytest.mark.parametrize(("make", "masks"), crossed([Contrast, InContext], ["shared", "row"]))
 def test_an_argument_that_all_rows_read_is_passed_whole(make, masks):
     net, x = Arguments(make().eval()), (rows(4), rows(4))
     with pytest.raises(ValueError, match="row_axis"):
@@ -310,8 +309,7 @@ def bits_of_torch(shape):
     return 2.0 * torch.empty(shape).random_(0, 2)  # has no handler
 
 
-@pytest.mark.parametrize("noise", [numpy_noise, numbers_of_a_list, bits_of_torch])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("noise", "seed"), crossed([numpy_noise, numbers_of_a_list, bits_of_torch], range(3)))
 def test_noise_of_the_host_for_each_row_is_what_the_row_has_alone(noise, seed):
     def forward(m, x):
         h = torch.relu(m.a(x))  # of which few units may be more than zero, so that noises agree by chance

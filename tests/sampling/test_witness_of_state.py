@@ -14,6 +14,7 @@ from torch import nn
 
 import dropbayes as db
 from dropbayes.sampling import inspection
+from tests.cases import crossed
 from tests.sampling.training_loop import Net, assert_right, rows
 
 # What is bound to the network itself ----------------------------------------------------------------------------------
@@ -135,8 +136,7 @@ FLAGS = {
 }
 
 
-@pytest.mark.parametrize("masks", ["shared", "row"])
-@pytest.mark.parametrize("name", FLAGS)
+@pytest.mark.parametrize(("name", "masks"), crossed(FLAGS, ["shared", "row"]))
 def test_a_branch_that_is_chosen_from_outside_the_modules_is_followed(name, masks, monkeypatch):
     monkeypatch.setattr(Copies, "apart", False)
     LIE_APART[0], APART[0] = False, 0

@@ -321,7 +321,7 @@ class InsideInference(Inference):
 def test_a_forward_pass_in_inference_mode_is_drawn(kind):
     net, x = made(lambda: (kind(), rows(3)))
     with unchanged(net, x):
-        assert_law(net, x, n_draws=600)
+        assert_law(net, x, n_draws=400)
 
 
 class OwnTrain(nn.Sequential):

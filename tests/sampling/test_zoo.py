@@ -25,7 +25,7 @@ from tests.cases import slow_except
 from tests.sampling.zoo import ZOO, build
 
 NORMS = (nn.modules.batchnorm._NormBase,)
-N_DRAWS = 200
+N_DRAWS = 160
 
 
 @functools.cache
@@ -64,7 +64,7 @@ def moments(draws):
     return mean, variance, (variance / len(draws)).sqrt(), ((fourth - variance**2).clamp(min=0) / len(draws)).sqrt()
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", slow_except(ZOO, *(set(ZOO) - {"t5", "vit", "distilbert"})))  # kin of BERT and GPT-2
 def test_moments_are_those_of_training_mode(name):
     net, x = shared(name)
     expected = train_mode_draws(name, net, x)
@@ -78,9 +78,9 @@ def test_moments_are_those_of_training_mode(name):
         mean, variance, mean_error, variance_error = moments(own)
         their_mean, their_variance, their_mean_error, their_variance_error = moments(reference)
         tiny = 1e-5 * reference.abs().max()
-        assert ((mean - their_mean).abs() <= 5 * (mean_error**2 + their_mean_error**2).sqrt() + tiny).all()
+        assert ((mean - their_mean).abs() <= 4.5 * (mean_error**2 + their_mean_error**2).sqrt() + tiny).all()
         spread = (variance_error**2 + their_variance_error**2).sqrt()
-        assert ((variance - their_variance).abs() <= 6 * spread + tiny**2 + 0.02 * their_variance).all()
+        assert ((variance - their_variance).abs() <= 5.4 * spread + tiny**2 + 0.02 * their_variance).all()
 
 
 # Masks of a row's own are those of every network's moments above.
