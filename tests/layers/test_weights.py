@@ -21,7 +21,7 @@ from dropbayes.layers import (
 )
 from dropbayes.sampling import Sampling
 from dropbayes.tracing import draw_or_mean
-from tests.cases import slow_except
+from tests.cases import crossed, slow_except
 from tests.layers.noises import DTYPE, NOISES, layers
 
 
@@ -133,7 +133,7 @@ def test_a_convolution_is_distributed_as_one_with_a_sampled_matrix(name):
     with torch.no_grad():
         draws = layer(x.expand(n, 4, 3))
         kernels = layer.weight_of(layer.posterior().sample(n))
-        explicit = torch.stack([F.conv1d(x, kernel, groups=2) for kernel in kernels])
+        explicit = torch.func.vmap(lambda kernel: F.conv1d(x, kernel, groups=2))(kernels)
     for statistic in (torch.square, lambda y: y[..., :1] * y[..., 1:], lambda y: y[:, :1] * y[:, 1:]):
         a, b = statistic(draws), statistic(explicit)
         assert ((a.mean(0) - b.mean(0)).abs() < 4.8 * ((a.var(0) + b.var(0)) / n).sqrt() + 1e-9).all()
@@ -218,8 +218,7 @@ def test_time_first_layers_draw_one_weight_per_row_for_all_its_time_steps(name):
     assert vectors[0].std(0).max() > 0
 
 
-@pytest.mark.parametrize("name", NOISES)
-@pytest.mark.parametrize("masks", ["shared", "row"])
+@pytest.mark.parametrize(("name", "masks"), crossed(NOISES, ["shared", "row"]))
 def test_a_time_first_network_draws_what_the_same_network_draws_batch_first(name, masks):
     nets = []
     for axis in (0, 1):

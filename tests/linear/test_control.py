@@ -6,6 +6,7 @@ from torch import nn
 
 import dropbayes as db
 from dropbayes.linear import control
+from tests.cases import crossed
 from tests.sampling.zoo import ZOO, build
 
 INDEPENDENT = db.Sampling(sampler="independent", integrate_last_layer=False)
@@ -32,8 +33,7 @@ def test_a_network_that_is_linear_in_its_masks_has_exact_moments(masks):
 NAMES = ["dropout_mlp", "dropout2d", "lstm_sequence_first", "multi_head_attention", "bert_sdpa"]
 
 
-@pytest.mark.parametrize("masks", ["shared", "row"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "masks"), crossed(NAMES, ["shared", "row"]))
 def test_the_masks_are_those_of_the_draws(name, masks):
     """The draws of a network that is nearly linear in its masks are nearly their linear parts."""
     net, x = build(name)

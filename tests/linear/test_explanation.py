@@ -62,7 +62,7 @@ def test_a_mask_of_one_number_has_one_share(shape):
         return m.o(m.a(x) * m.d(x.new_ones(shape(x))).unsqueeze(-1))
 
     torch.manual_seed(0)
-    net, x = Module(forward, a=nn.Linear(5, 4), d=nn.Dropout(0.3), o=nn.Linear(4, 2)), torch.randn(3, 5)
+    net, x = Module(forward, a=nn.Linear(3, 4), d=nn.Dropout(0.3), o=nn.Linear(4, 2)), torch.randn(3, 3)
     why = explain(net, x)
     assert why.by_unit[0].shape == (3,) and why.by_site.shape == (3, 1)
     torch.testing.assert_close(why.variance, db.predict(net, x, method="linear").epistemic.sum(1))

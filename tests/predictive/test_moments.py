@@ -53,7 +53,7 @@ def test_integrating_the_last_layer_keeps_the_moments_and_loses_noise(mapped):
     net = perceptron()
     net = Module(lambda m, v: m.inner(v), inner=net) if mapped else net
     x = torch.randn(10, 6)
-    truth = db.predict(net, x, n_draws=40_000, sampling=db.Sampling(integrate_last_layer=False))
+    truth = db.predict(net, x, n_draws=20_000, sampling=db.Sampling(integrate_last_layer=False))
     errors = {}
     for analytic in (True, False):
         means = torch.stack(

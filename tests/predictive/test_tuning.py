@@ -228,13 +228,13 @@ def test_outputs_that_move_in_few_directions_are_tuned():
 
 
 def test_the_chosen_probability_is_the_largest_within_the_tolerance():
-    (x, y), net = numbers(300), trained(drop_prob=0.0)
-    tuning = tune_dropout(net, x, y, per="network", tolerance=0.05, n_draws=50)
+    (x, y), net = numbers(100), trained(drop_prob=0.0)
+    tuning = tune_dropout(net, x, y, per="network", tolerance=0.05, n_draws=20)
     within = [p for p, score in tuning.tried.items() if score >= tuning.plain_log_likelihood - 0.05]
     assert set(tuning.drop_probs.values()) == {max(within)} and tuning.log_likelihood == tuning.tried[max(within)]
     assert [site.drop_prob for site in db.sites(tuning.network, x)] == [pytest.approx(max(within))] * 2
     assert f"chosen: drop_prob {max(within):g}" in str(tuning)
-    wider = tune_dropout(net, x, y, per="network", tolerance=10.0, n_draws=50)
+    wider = tune_dropout(net, x, y, per="network", tolerance=10.0, n_draws=20)
     assert set(wider.drop_probs.values()) == {0.3}
 
 
@@ -367,9 +367,9 @@ def test_on_a_text_none_is_an_answer(fitted):
 @pytest.mark.parametrize(
     "x", [torch.ones(3, 4), torch.ones(3, 1, dtype=torch.long), {"pixels": torch.ones(3, 4)}, [1, 2]]
 )
-def test_what_is_no_text_is_refused(x, fitted):
+def test_what_is_no_text_is_refused(x):
     with pytest.raises(ValueError, match="`x` must be a text where no `y` is given"):
-        tune_dropout(fitted[0], x, per="network")
+        tune_dropout(tiny_model("Llama", vocab_size=12), x, per="network")
 
 
 def test_a_network_without_logits_for_every_position_is_refused():

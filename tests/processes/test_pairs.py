@@ -64,11 +64,10 @@ def test_hard_inputs_have_the_covariance_of_sixty_digits(covariance, bias_scale,
     matrix = covariance(1.0, bias_scale)(x)
     assert matrix.dtype == dtype
     with mpmath.workdps(60):
+        scales = [mpmath.sqrt(exact_value(covariance, row, row, bias_scale)) for row in x]
         for i, row in enumerate(x):
             for j, column in enumerate(x):
-                exact = exact_value(covariance, row, column, bias_scale)
-                scale = mpmath.sqrt(exact_value(covariance, row, row, bias_scale))
-                scale *= mpmath.sqrt(exact_value(covariance, column, column, bias_scale))
+                exact, scale = exact_value(covariance, row, column, bias_scale), scales[i] * scales[j]
                 error = abs(mpmath.mpf(matrix[i, j].item()) - exact)
                 assert error <= 10 * torch.finfo(dtype).eps * scale, (i, j)
 

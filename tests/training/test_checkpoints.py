@@ -5,6 +5,7 @@ import io
 import json
 import pathlib
 import random
+import shutil
 import subprocess
 import sys
 
@@ -160,12 +161,26 @@ CHANGES = {
 }
 
 
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    path = tmp_path_factory.mktemp("checkpoint") / "c"
+    interrupted(path)
+    return path
+
+
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_checkpoint_of_a_run_that_differs_in_anything_is_refused(tmp_path, change):
-    interrupted(tmp_path / "c")
+def test_a_checkpoint_of_a_run_that_differs_in_anything_is_refused(checkpoint, change):
+    before = checkpoint.read_bytes()
     with pytest.raises(ValueError, match=r"`checkpoint` .* belongs to another run"):
-        interrupted(tmp_path / "c", **CHANGES[change])
-    assert interrupted(tmp_path / "c", epochs=4).loss[:3]
+        interrupted(checkpoint, **CHANGES[change])
+    assert checkpoint.read_bytes() == before
+
+
+def test_a_checkpoint_that_was_refused_serves_its_own_run(checkpoint, tmp_path):
+    path = shutil.copy(checkpoint, tmp_path)
+    with pytest.raises(ValueError, match=r"`checkpoint` .* belongs to another run"):
+        interrupted(path, seed=1)
+    assert interrupted(path, epochs=4).loss[:3]
 
 
 def test_a_checkpoint_of_other_initial_weights_or_more_epochs_is_refused_and_changes_nothing(tmp_path):
