@@ -156,13 +156,13 @@ def _numpy_random() -> types.ModuleType:
     return np.random  # loaded here: importing this library does not
 
 
-def _global_states() -> dict[str, bytes]:
-    states = {"Python's random": random.getstate(), "numpy.random": _numpy_random().get_state(legacy=False)}
-    return {name: pickle.dumps(state) for name, state in states.items()}
+def _global_states() -> dict[str, Any]:
+    numpy_state = pickle.dumps(_numpy_random().get_state(legacy=False))  # which holds an array
+    return {"Python's random": random.getstate(), "numpy.random": numpy_state}
 
 
-def _restore(states: dict[str, bytes]) -> None:
-    random.setstate(pickle.loads(states["Python's random"]))
+def _restore(states: dict[str, Any]) -> None:
+    random.setstate(states["Python's random"])
     _numpy_random().set_state(pickle.loads(states["numpy.random"]))
 
 

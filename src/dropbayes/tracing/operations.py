@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -63,6 +63,17 @@ READS: dict[Operation, bool] = {
 """Operations that give Python all values of a tensor, or else its lengths, without a call to the dispatcher."""
 
 
+def operands(values: Iterable[Any]) -> list[Tensor]:
+    """The tensors among the arguments of an operation, which are in lists at most."""
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += [item for item in value if isinstance(item, Tensor)]
+    return found
+
+
 def tensor_leaves(tree: Any) -> list[Tensor]:
-    """The tensors among the arguments of an operation or in its result."""
+    """The tensors of a tree: an input, an output, the result of any function."""
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]

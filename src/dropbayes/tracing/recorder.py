@@ -25,6 +25,7 @@ from dropbayes.tracing.operations import (
     SHAPES,
     Arguments,
     NamedArguments,
+    operands,
     tensor_leaves,
 )
 from dropbayes.tracing.sites import Site, SiteNames
@@ -204,7 +205,7 @@ class Recorder(Ones):
         weakref.finalize(tensor, self._masks.pop, id(tensor), None)
 
     def _follow(self, func: Callable[..., Any], args: Arguments, kwargs: NamedArguments, result: Tensor) -> None:
-        leaves = tensor_leaves((args, kwargs))
+        leaves = operands((*args, *kwargs.values()))
         if func in PRODUCTS:
             self._use_product(leaves)
         elif func in LOOKUPS:
@@ -249,7 +250,7 @@ class Recorder(Ones):
 
     def _use_recurrent(self, args: Arguments) -> None:
         between = next((a for a in args if isinstance(a, float)), 0.0)
-        for weight in tensor_leaves(args):
+        for weight in operands(args):
             parameter = self._weights.get(id(weight), "").rpartition(".")[2]
             first = parameter == "weight_ih" or parameter.startswith("weight_ih_l0")
             later = 1.0 - between if parameter.startswith("weight_ih_l") else 1.0

@@ -18,7 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import PyTree
 
-from dropbayes.tracing.operations import Arguments, NamedArguments
+from dropbayes.tracing.operations import Arguments, NamedArguments, operands
 
 Read = tuple[bool, bool, bool]
 """A value that Python read: whether it depends on a site, on the rows, and whether it is more than true or false."""
@@ -49,7 +49,7 @@ class Watch(TorchDispatchMode):
         self.has_dynamic_shapes = False  # a shape depends on values of the rows or of a site
         self.selects_parts = False  # and entries are then taken from an axis of several: of a row, some of its parts
         self.reorders = False  # entries are taken or put by indices that depend on values: rows may be sorted
-        self.peak_bytes = self.peak_suffix_bytes = 0
+        self.peak_bytes = self.peak_suffix_bytes = self._total = self._suffix_total = 0
         self._rows = _memory(rows)
         self._inputs = {*self._rows, *map(storage, whole)} - {0}
         self._shared = {key: name for name, tensor in (shared or {}).items() if (key := storage(tensor))}
@@ -60,8 +60,7 @@ class Watch(TorchDispatchMode):
         self._after_site = False
         self._seed = 0  # of torch's generator when the pass began
         # Views of parameters, buffers and inputs take no memory.
-        self._live: dict[int, tuple[int, bool]] = dict.fromkeys((*self._rows, *self._shared), (0, False))
-        self._total = self._suffix_total = 0
+        self._live: dict[int, tuple[int, bool, Any]] = dict.fromkeys((*self._rows, *self._shared), (0, False, None))
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -113,13 +112,13 @@ class Watch(TorchDispatchMode):
             remedy = "scaled_dot_product_attention" if "attention" in str(func) else "`if` or `for`"
             raise NotImplementedError(f"`net` must not call {func}, which hides its operations. Use {remedy}.")
         kwargs, name = kwargs or {}, func.overloadpacket.__name__
-        given = {key for tensor in _tensors((*args, *kwargs.values())) if (key := storage(tensor))}
+        given = {key for tensor in operands((*args, *kwargs.values())) if (key := storage(tensor))}
         tags, by_generator = func.tags, False
         is_random = torch.Tag.nondeterministic_seeded in tags and _draws(func, args, kwargs)
         if is_random and kwargs.get("generator") is None and not self.is_seeded():
             func = _with_generator(func)
             if any(argument.name == "generator" for argument in func._schema.arguments):
-                device = next((tensor.device for tensor in _tensors(args)), kwargs.get("device") or torch.device("cpu"))
+                device = next((tensor.device for tensor in operands(args)), kwargs.get("device") or torch.device("cpu"))
                 by_generator = device.type == "cpu"
                 kwargs = {**kwargs, "generator": torch.Generator(device)}  # torch's own, which is the user's, stays
             if kwargs.get("generator") is None or kwargs["generator"].device.type != "cpu":  # which alone is keyed
@@ -129,29 +128,30 @@ class Watch(TorchDispatchMode):
             self.note_read(args[0], number=name != "equal" and args[0].dtype != torch.bool)
         is_sized = (drawn or rowed) and torch.Tag.dynamic_output_shape in tags and _selects(func, args)
         self.has_dynamic_shapes |= is_sized
-        is_sized |= bool(args) and isinstance(args[0], Tensor) and _marks({storage(args[0])}, self._sized)
-        puts = any(word in name for word in ("index_put", "index_add", "index_copy", "scatter"))
-        is_part = is_sized or (_marks(given, self._parts) and not puts)
+        is_sized |= bool(self._sized) and _marks({storage(t) for t in args[:1] if isinstance(t, Tensor)}, self._sized)
+        puts = ("index_put", "index_add", "index_copy", "scatter")
+        is_part = is_sized or (_marks(given, self._parts) and not any(word in name for word in puts))
         self.selects_parts |= self.has_dynamic_shapes and _takes_first(func, args)
         if (drawn or rowed) and any(word in name for word in ("index", "gather", "scatter", "take")):
-            indices = {storage(index) for index in _tensors(args[1:]) if index.dtype == torch.int64}
+            indices = {storage(index) for index in operands(args[1:]) if index.dtype == torch.int64}
             known = self._drawn | self._rowed
             # Of a length that depends on values, they send some of the rows elsewhere, which is seen by that.
             by_value = bool(indices) and all(_marks({index}, known) for index in indices)
             by_value &= not _marks(indices, self._sized)
             self.reorders |= by_value and _marks(given - indices, known)
-        written = _written(func, args, kwargs) if func._schema.is_mutable else set[int]()
-        for key in written & self._shared.keys():
-            raise SharedWrite(self._shared[key])
-        self.written |= written
-        self.writes_input |= bool(written & self._inputs)
-        if args and isinstance(args[0], Tensor) and args[0].device.type == "cuda":
+        if func._schema.is_mutable:
+            written = _written(func, args, kwargs)
+            for key in written & self._shared.keys():
+                raise SharedWrite(self._shared[key])
+            self.written |= written
+            self.writes_input |= bool(written & self._inputs)
+        if args and isinstance(args[0], Tensor) and args[0].is_cuda:
             check_indices(name, args)
         result = func(*args, **kwargs)
-        for tensor in _tensors(result if isinstance(result, (tuple, list)) else (result,)):
+        for tensor in operands(result if isinstance(result, (tuple, list)) else (result,)):
             self.draws_by_generator += tensor.numel() if by_generator else 0
             self._hold(tensor, given, (drawn, rowed, is_sized and tensor.dim() > 0, is_part))
-        if func is torch.ops.aten._pack_padded_sequence.default and not _marks({storage(args[1])}, self._drawn):
+        if name == "_pack_padded_sequence" and not _marks({storage(args[1])}, self._drawn):
             self.unmark(result[1])  # the number of sequences at each step depends on their lengths alone
         return result
 
@@ -168,39 +168,27 @@ class Watch(TorchDispatchMode):
         if key in self._live:
             return
         size = tensor.untyped_storage().nbytes()
-        self._live[key] = size, self._after_site
+        self._live[key] = size, self._after_site, weakref.ref(tensor, lambda _: self._free(key))
         self._total += size
         self._suffix_total += size if self._after_site else 0
         self.peak_bytes = max(self.peak_bytes, self._total)
         self.peak_suffix_bytes = max(self.peak_suffix_bytes, self._suffix_total)
-        weakref.finalize(tensor, self._free, key)
 
     def _free(self, key: int) -> None:
-        size, in_suffix = self._live.pop(key, (0, False))
+        size, in_suffix, _ = self._live.pop(key, (0, False, None))
         self._total -= size
         self._suffix_total -= size if in_suffix else 0
 
 
 def _marks(given: set[int], keys: dict[int, StorageWeakRef]) -> bool:
     """Whether memory that was marked is among `given`: not another tensor's, at the address of one that is gone."""
-    return any(not keys[key].expired() for key in keys.keys() & given)
+    return any(not keys[key].expired() for key in given if key in keys)
 
 
 def _with_generator(func: OpOverload) -> OpOverload:
     """The form of an operation that takes a generator, if there is one: of rand, randn, randint and randperm."""
     name = "generator" if func._overloadname == "default" else f"{func._overloadname}_generator"
     return cast(OpOverload, getattr(func.overloadpacket, name, func))
-
-
-def _tensors(values: Iterable[Any]) -> list[Tensor]:
-    """The tensors among the arguments of an operation, which are in lists at most."""
-    found: list[Tensor] = []
-    for value in values:
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found += [item for item in value if isinstance(item, Tensor)]
-    return found
 
 
 def storage(tensor: Tensor) -> int:
@@ -227,7 +215,7 @@ def _written(func: OpOverload, args: Arguments, kwargs: NamedArguments) -> set[i
     """The memory that an operation writes to."""
     named = _named(func, args, kwargs)
     targets = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-    return {key for tensor in _tensors(named.get(name) for name in targets) if (key := storage(tensor))}
+    return {key for tensor in operands(named.get(name) for name in targets) if (key := storage(tensor))}
 
 
 def _selects(func: OpOverload, args: Arguments) -> bool:
