@@ -28,10 +28,16 @@ def pytest_configure(config):
     config.addinivalue_line("filterwarnings", "ignore:.* predicted further beyond the targets:UserWarning")
 
 
-def pytest_collection_finish():
-    # What was imported lives to the end: a test that collects garbage need not look through it again.
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    # What is imported lives to the end: no collection of garbage need look through it, neither meanwhile nor later.
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_sessionfinish():
