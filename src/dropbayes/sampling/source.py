@@ -324,7 +324,7 @@ class KeyedSource(SiteSource):
         """A site that was not met before, noted. The rows, or some with one entry each, lie as at other sites."""
         axis = next((known.layout.axis for known in self.spec.profile.sites if known.layout is not None), 0)
         if len(site.shape) > axis:
-            inner, rest = divmod(site.shape[axis], len(self.rows) * len(self.draws))
+            inner, rest = divmod(site.shape[axis], len(self.rows) * (len(self.draws) if self.folded else 1))
             site = replace(site, layout=RowLayout(axis, 0 if rest or inner < 2 else inner))
         if self._new is not None:
             self._new[site.name] = site
