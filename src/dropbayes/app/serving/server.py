@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import multiprocessing
 import os
 import select
 import signal
 import socket
+import struct
 import tempfile
 from collections.abc import Callable, Iterable
 from multiprocessing.connection import wait
@@ -88,7 +91,9 @@ def _work(settings: Settings, listener: socket.socket, models: Iterable[ServedMo
             timeout_keep_alive=10,  # between requests
             timeout_graceful_shutdown=60,
         )
-        _Server(config).run(sockets=[listener])
+        server = _Server(config)
+        server.is_alone = models is not None
+        server.run(sockets=[listener])
     except KeyboardInterrupt:  # before the server ran, or from uvicorn, which repeats the signal at its end
         pass
     finally:
@@ -103,6 +108,7 @@ def _supervise(settings: Settings, listener: socket.socket) -> None:
     def pass_on(number: int, frame: FrameType | None) -> None:
         ends = number in (signal.SIGTERM, signal.SIGINT)
         if ends:
+            _keep_out(listener)
             listener.close()  # the last worker to close it refuses new connections
         for worker in workers:
             if worker.pid is not None and worker.is_alive():
@@ -124,11 +130,22 @@ def _supervise(settings: Settings, listener: socket.socket) -> None:
         worker.join()
 
 
+def _keep_out(listener: socket.socket) -> None:
+    """Has the kernel accept no further connection: one that comes while the port is closed would be lost."""
+    nothing = (ctypes.c_uint16 * 4)(6)  # a filter that keeps nothing of a packet
+    with contextlib.suppress(OSError):  # not on Linux, or closed
+        listener.setsockopt(socket.SOL_SOCKET, 26, struct.pack("HP", 1, ctypes.addressof(nothing)))  # SO_ATTACH_FILTER
+
+
 class _Server(uvicorn.Server):
     """A server that answers every connection it has accepted before it stops."""
 
+    is_alone = False  #: Whether no other process shares the port.
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accepts no further connection, and lets those that are open send their requests."""
+        for listener in sockets if sockets and self.is_alone else ():
+            _keep_out(listener)
         clock = asyncio.get_running_loop().time
         last = clock() + 1.0  # in seconds, that an open connection may still send a request
         while select.select(sockets or [], [], [], 0)[0] and clock() < last:
