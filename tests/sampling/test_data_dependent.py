@@ -449,7 +449,8 @@ def test_tokens_that_are_sent_to_experts_without_dropout_are_a_batch():
     assert_same_alone(net, x, rows=(0, 5))
 
 
-def test_tokens_that_meet_dropout_in_their_expert_run_one_by_one():
+def test_tokens_that_meet_dropout_in_their_expert_run_row_by_row():
     net, x = made(lambda: (sent(lambda tokens: (tokens[:, 0] > 0).long()), torch.randn(6, 3, 4)))
-    assert db.predict(net, x, n_draws=10).method == "one by one"
+    assert db.predict(net, x, n_draws=10).method == "row by row"
+    assert_law(net, x)
     assert_same_alone(net, x, rows=(0, 5))

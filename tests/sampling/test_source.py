@@ -133,7 +133,9 @@ def test_a_single_uniform_is_keyed_to_the_draw_and_shared_by_rows():
 def test_the_masks_of_a_trial_differ_in_every_unit_draw_and_row():
     source = KeyedSource(spec_of(site(), per_row=True, trial=True), DRAWS, range(4, 6), folded=True)
     mask = source.keep("dropout", 0.3, (6, 3), torch.ones(6, 3))
-    assert len(mask.unique()) == mask.numel() and mask.min() > 0.5 and mask.max() < 1.5
+    scaled = mask / 0.7  # as dropout does
+    assert len(mask.unique()) == mask.numel() and scaled.abs().min() > 0.5 and scaled.abs().max() < 1.5
+    assert scaled.min() < 0 < scaled.max()  # a sign is seen where a non-linearity saturates
 
 
 def test_an_integrated_layer_gives_mean_and_variance():

@@ -1,5 +1,6 @@
 """The strategy and the block sizes that a network is seen to allow."""
 
+import copy
 import math
 
 import pytest
@@ -9,7 +10,7 @@ from torch import nn
 
 import dropbayes as db
 from dropbayes.runtime.devices import is_out_of_memory
-from dropbayes.sampling import Sampling
+from dropbayes.sampling import Sampling, trials
 from dropbayes.sampling import plan as planning
 from dropbayes.sampling.inputs import as_inputs
 from dropbayes.sampling.inspection import inspect
@@ -306,6 +307,37 @@ def test_a_row_whose_units_are_all_zero_hides_no_misplaced_mask():
     together, alone = db.draws(net, x, n_draws=10), db.draws(net, x[1:2], n_draws=10)
     for several, one in zip(together, alone, strict=True):
         torch.testing.assert_close(several[:, 1:2], one)
+
+
+def test_a_network_that_saturates_hides_no_misplaced_mask():
+    def forward(m, x):
+        h = m.d(m.d(x).flip(0)).flip(0)
+        for _ in range(3):
+            h = m.e(torch.tanh(m.a(h)))
+        return m.o(h)
+
+    parts = {"d": nn.Dropout(0.8), "e": nn.Dropout(0.05)}
+    for seed in range(8):
+        torch.manual_seed(seed)
+        net, x = Module(forward, a=nn.Linear(4, 4), o=nn.Linear(4, 2), **parts).eval(), torch.randn(2, 4)
+        net.a.weight.data.mul_(3)
+        whole = db.draws(net, x, n_draws=20, masks="row")
+        alone = [db.draws(net, x[i : i + 1], n_draws=20, masks="row", sampling=Sampling(row_offset=i)) for i in (0, 1)]
+        torch.testing.assert_close(torch.cat(alone, 1), whole)
+
+
+def test_one_number_that_agrees_but_for_its_last_digits_is_compared_in_double(monkeypatch):
+    net, x = nn.Sequential(nn.Conv1d(2, 3, 2), nn.Dropout(0.5), nn.Flatten(), nn.Linear(9, 1)), torch.randn(3, 2, 4)
+    right, factors = trials.evaluate, {torch.float32: 1 + 5e-5, torch.float64: 1.0}
+
+    def rounded(strategy, spec, work):
+        outputs = right(strategy, spec, work)
+        return [out * factors[out.dtype] if strategy.rows == "together" else out for out in outputs]
+
+    monkeypatch.setattr(trials, "evaluate", rounded)
+    assert method(copy.deepcopy(net), x) in ("folded", "mapped")
+    factors[torch.float64] = factors[torch.float32]
+    assert method(net, x) == "mapped over rows"
 
 
 def test_units_that_rounding_alone_keeps_from_zero_are_no_reason_to_run_rows_apart():

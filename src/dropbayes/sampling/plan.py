@@ -157,16 +157,12 @@ class Plan:
 
     def collected(self, inputs: Inputs, *, first_row: int = 0) -> tuple[list[Tensor], list[Tensor]]:
         """All draws `[draw, row, ...]`, and their mean variances `[row, ...]` over an integrated last layer, if any."""
-        outputs: list[Tensor] = []
-        variances: list[Tensor] = []
-        first = self.draws.start
+        outputs, variances, draws = list[Tensor](), list[Tensor](), self.draws
         for block in self.run(inputs, first_row=first_row):
-            rows, share = slice(block.rows.start, block.rows.stop), len(block.draws) / len(self.draws)
-            outputs = outputs or [
-                out.new_empty((len(self.draws), inputs.n_rows, *out.shape[2:])) for out in block.outputs
-            ]
+            rows, share = slice(block.rows.start, block.rows.stop), len(block.draws) / len(draws)
+            outputs = outputs or [out.new_empty((len(draws), inputs.n_rows, *out.shape[2:])) for out in block.outputs]
             for whole, out in zip(outputs, block.outputs, strict=True):
-                whole[block.draws.start - first : block.draws.stop - first, rows] = out
+                whole[block.draws.start - draws.start : block.draws.stop - draws.start, rows] = out
             if block.variances is not None:
                 variances = variances or [torch.zeros_like(out[0]) for out in outputs]
                 for total, variance in zip(variances, block.variances, strict=True):
@@ -233,7 +229,7 @@ class Plan:
                 self.inspection.most_rows = 2**62
                 raise
             raise _TooManyRows from error  # of which the first did well: a cache may have room for few
-        if not all(agrees(outputs, one, row, len(draws) - 1, nearly=True) for row, one in alone.items()):
+        if not all(agrees(outputs, one, row, len(draws) - 1, within=0.05) for row, one in alone.items()):
             compared_rows(self.net, inputs, self.inspection, None)  # raises if they depend on each other
             raise UnsupportedStrategy("a network that does otherwise with many rows")
         self._check_operations(self.inspection, work, inputs, rows)

@@ -207,7 +207,7 @@ class KeyedSource(SiteSource):
         if self.is_ignored():
             return probability
         drawn = self.uniform("bernoulli", drop_prob, tuple(probability.shape), probability.device)
-        return (drawn if self.spec.trial else drawn < probability).to(probability.dtype)
+        return drawn if self.spec.trial else drawn < probability
 
     def integrate(self, x: Tensor, drop_prob: float, inplace: bool) -> Tensor | None:
         if not self.spec.integrate or self.site != len(self.spec.profile.sites) - 1:
@@ -350,7 +350,9 @@ class KeyedSource(SiteSource):
 
     def _mask(self, site: Site, drop_prob: float, shape: tuple[int, ...], like: Tensor) -> Tensor:
         if self._tries(site):
-            return (0.5 + self._uniforms(site, shape, like.device)).to(like.dtype)
+            words = self._uniforms(site, shape, like.device)
+            # Scaled, around 1 or -1: where a non-linearity saturates, a sign is seen, and a large number is not.
+            return (torch.where(words < 0.25, -0.5 - words, 0.5 + words) * (1 - drop_prob)).to(like.dtype)
         make = functools.partial(keep_mask, drop_prob=drop_prob, dtype=like.dtype, device=like.device)
         return self._numbers(site, shape, make)
 

@@ -118,8 +118,7 @@ def _fold(spec: MaskSpec, work: Work) -> list[Tensor]:
         seed_generators(derived_seed(spec.keys, work.draws[0], work.rows[0] if spec.per_row else 0))
     elif spec.profile.seeds_torch:
         seed_generators(None)
-    outputs = _run(source, work, leaves)
-    return [rows_first(out, layout, n_draws, n_rows) for out, layout in _with_layouts(spec, outputs)]
+    return [rows_first(out, layout, n_draws, n_rows) for out, layout in _with_layouts(spec, _run(source, work, leaves))]
 
 
 def _repeat(leaf: PyTree, axis: int | None, n_draws: int) -> PyTree:

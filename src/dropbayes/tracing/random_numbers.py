@@ -166,7 +166,7 @@ def _multinomial(
 @_keyed(torch.binomial)
 def _binomial(mode: RandomMode, func: Operation, count: Tensor, prob: Tensor) -> Tensor:
     trials = torch.arange(int(count.max()), device=prob.device)
-    each = mode.source.bernoulli(prob.unsqueeze(-1).expand(*prob.shape, len(trials)), None)
+    each = mode.source.bernoulli(prob.unsqueeze(-1).expand(*prob.shape, len(trials)), None).to(prob.dtype)
     return (each * (trials < count.unsqueeze(-1))).sum(-1)
 
 
