@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from dropbayes.runtime.batches import loaded_batches, network_arguments, takes_whole
+from dropbayes.runtime.batches import input_hints, loaded_batches, network_arguments, takes_whole
 
 
 class Named(nn.Module):
@@ -55,3 +55,10 @@ def test_an_encoder_decoder_begins_with_the_labels_it_is_judged_by():
     given = {"input_ids": ids, "decoder_input_ids": ids}
     assert network_arguments(Decoder(), given | {"labels": labels}) == given
     assert network_arguments(Decoder(), {"input_ids": ids, "labels": None}) == {"input_ids": ids}
+
+
+def test_an_input_on_another_device_is_explained_beside_the_message_of_torch():
+    elsewhere = nn.Linear(3, 5).to("meta")  # in the place of a GPU
+    message = "Expected all tensors to be on the same device"
+    hints = input_hints(elsewhere, [torch.randn(4, 3)], message)
+    assert hints == ["`x` is on cpu and the network on meta: pass x.to('meta')."]

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import dropbayes as db
-from dropbayes.sampling import as_inputs, evaluation_output, plan
+from dropbayes.sampling import evaluation_output
 from tests.cases import crossed
 from tests.sampling.test_plan import PERCEPTRON
 from tests.sampling.zoo import Module, build
@@ -123,13 +123,6 @@ def test_an_input_that_does_not_fit_is_explained_beside_the_message_of_torch(x, 
     with pytest.raises((RuntimeError, TypeError)) as raised:
         db.draws(net, x, n_draws=2)
     assert hint in raised.value.__notes__[0]
-
-
-def test_an_input_on_another_device_is_explained_beside_the_message_of_torch():
-    elsewhere = nn.Linear(3, 5).to("meta")  # in the place of a GPU
-    message = "Expected all tensors to be on the same device"
-    hints = plan._input_hints(elsewhere, as_inputs(torch.randn(4, 3)), message)
-    assert hints == ["`x` is on cpu and the network on meta: pass x.to('meta')."]
 
 
 def test_a_draw_is_pickled_with_its_network():

@@ -300,7 +300,8 @@ def test_bad_arguments_are_named_with_the_rule_and_the_value(call, arguments, er
         call(PERCEPTRON, torch.ones(2, 5), **arguments)
 
 
-def test_padded_blocks_never_depend_on_the_batch():
+def test_padded_blocks_depend_on_the_batch_only_where_bits_do_not(monkeypatch):
+    monkeypatch.setattr(planning, "_have_same_bits", lambda *_: False)
     for net, shape in NETS.values():
         sizes = set()
         for n_rows in (1, 7, 300):

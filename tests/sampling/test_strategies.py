@@ -70,7 +70,7 @@ def test_a_mask_without_rows_is_not_folded():
         ("lstm", "mapped"),
         ("gpt2", "folded"),
         ("bert_sdpa", "folded"),
-        ("drop_path_bernoulli", "mapped"),
+        ("drop_path_bernoulli", "folded"),
         ("drop_connect", "mapped"),
     ],
 )

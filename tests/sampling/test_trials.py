@@ -205,8 +205,23 @@ def test_a_larger_block_is_taken_only_if_its_rows_have_the_same_bits(same_bits, 
 
     net, inputs = Module(forward), as_inputs(torch.randn(99, 8))
     plan = make_plan(net, inputs, keys=Sampling().keys(50, 0), masks="shared")
-    assert plan.strategy.name == "draw by draw" and plan.block_rows == (99 if same_bits else 8)
+    assert plan.strategy.name == "draw by draw" and plan.block_rows == (99 if same_bits else 16)
     assert [row for block in plan.run(inputs) for row in block.rows] == list(range(99))
+
+
+@pytest.mark.parametrize("same_bits", [True, False])
+def test_many_rows_have_larger_blocks_only_if_they_have_the_same_bits(same_bits, monkeypatch):
+    monkeypatch.setitem(planning._FREE_OPERATIONS_SMALL, "cpu", 1.0)
+
+    def forward(m, x):
+        h = m.d(torch.tanh(x)) + 1
+        return h if same_bits else h * (1 + 1e-6 * math.log(x.shape[0]))
+
+    net, inputs = Module(forward, d=nn.Dropout(0.1)), as_inputs(torch.randn(99, 8))
+    plan = make_plan(net, inputs, keys=Sampling().keys(50, 0), masks="shared")
+    few = make_plan(net, inputs.block(0, 1), keys=Sampling().keys(50, 0), masks="shared")
+    assert few.block_rows < 4 and (plan.block_rows > 4 * few.block_rows) == same_bits
+    assert torch.equal(few.collected(inputs.block(98, 99))[0][0], plan.collected(inputs)[0][0][:, 98:])
 
 
 @pytest.mark.parametrize(

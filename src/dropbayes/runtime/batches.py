@@ -1,12 +1,10 @@
-"""The batches of a loader: moved to a network's device, and without the targets that the network does not take."""
-
-from __future__ import annotations
+"""What a network takes of an input: batches of a loader without their targets, and hints where one does not fit."""
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._pytree import PyTree
 
@@ -55,6 +53,27 @@ def _parameters_of(net: nn.Module, *, inside: bool = True) -> list[inspect.Param
     inner = set(net.children())
     passes_on = [p.kind for p in accepted] == [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD]
     return _parameters_of(inner.pop()) if inside and passes_on and len(inner) == 1 else accepted  # of what it wraps
+
+
+def input_hints(net: nn.Module, leaves: Sequence[PyTree], message: str) -> list[str]:
+    """Hints beyond torch's message when an input, of which the first tensor is a batch, does not fit the network."""
+    if not (tensors := [leaf for leaf in leaves if isinstance(leaf, Tensor)]):
+        return []
+    if "must be Tensor, not" in message and len(leaves) > 1:
+        return [f"`x` holds {len(leaves)} entries, which `net` takes as one argument. Leave targets out of `x`."]
+    weights = {parameter.dtype for parameter in net.parameters() if parameter.is_floating_point()}
+    given = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+    if "dtype" in message and len(weights) == 1 and given - weights:
+        expected = next(iter(weights))
+        return [f"`x` has {next(iter(given - weights))} and the network's weights {expected}: pass x.to({expected})."]
+    devices, device = {str(parameter.device) for parameter in net.parameters()}, str(tensors[0].device)
+    if "device" in message and len(devices) == 1 and device not in devices:
+        return [f"`x` is on {device} and the network on {min(devices)}: pass x.to({min(devices)!r})."]
+    if "shape" in message or "size" in message:
+        return [
+            f"`x` must be a batch of rows that the network takes, [row, ...]; got the shape {tuple(tensors[0].shape)}."
+        ]
+    return []
 
 
 def loaded_batches(net: nn.Module, loader: Any) -> Iterator[Any]:

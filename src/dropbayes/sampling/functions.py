@@ -1,7 +1,5 @@
 """The draws of a network as tensors, and one draw as a function."""
 
-from __future__ import annotations
-
 import functools
 import operator
 from collections.abc import Callable

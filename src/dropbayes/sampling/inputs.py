@@ -1,12 +1,10 @@
 """Inputs cut into rows, and outputs flattened and rebuilt: what a network takes and gives, as trees of tensors."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -37,11 +35,11 @@ class Inputs:
         """The arguments that are tensors."""
         return [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
 
-    def with_tensors(self, function: Callable[[Tensor], Tensor]) -> Inputs:
+    def with_tensors(self, function: Callable[[Tensor], Tensor]) -> Self:
         """The inputs with `function` of each tensor in its place, those of caches as well."""
         return dataclasses.replace(self, leaves=tuple(copied_cache(leaf, function) for leaf in self.leaves))
 
-    def to(self, device: torch.device) -> Inputs:
+    def to(self, device: torch.device) -> Self:
         """The inputs on a device."""
         return self.with_tensors(lambda tensor: tensor.to(device))
 
@@ -66,7 +64,7 @@ class Inputs:
             return self.rows(torch.arange(start, start + size, device="cpu").clamp(max=stop - 1))
         return self.rows(range(start, stop))
 
-    def block(self, start: int, stop: int) -> Inputs:
+    def block(self, start: int, stop: int) -> Self:
         """The rows from `start` to `stop` as separate inputs."""
         return dataclasses.replace(self, leaves=tuple(self.rows(range(start, stop))), n_rows=stop - start)
 
@@ -109,7 +107,7 @@ class Inputs:
                 described.append((type(leaf), axis, leaf if isinstance(leaf, (bool, str)) else ""))
         return tuple(described)
 
-    def different_rows(self) -> Inputs:
+    def different_rows(self) -> Self:
         """A few rows that differ as much as possible; two made from the only one where there is one."""
         if self.is_one_row:
             return self

@@ -6,8 +6,6 @@ that of evaluation mode; a row alone must give what it gives in its batch; all r
 be keyed. Otherwise an error states the observation and the remedy.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import warnings

@@ -1,7 +1,5 @@
 """The layout of rows: the axis of a site's tensor or of an output that holds them, found by comparing two probes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

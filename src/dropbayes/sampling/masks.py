@@ -18,8 +18,6 @@ of the output projection. Masks *per position* are keyed by the absolute positio
 and key).
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import threading
@@ -119,17 +117,9 @@ class Positions:
 
 
 def keep_mask(
-    keys: Keys,
-    site: int,
-    *,
-    drop_prob: float,
-    draws: range,
-    rows: range | None,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-    units: Units | None = None,
-) -> Tensor:
+    keys: Keys, site: int, *, drop_prob: float, draws: range, rows: range | None, shape: tuple[int, ...],
+    dtype: torch.dtype, device: torch.device, units: Units | None = None,
+) -> Tensor:  # fmt: skip
     """The 0/1 masks of one site, `[draw, *shape]`, or `[draw, row, *shape]` where each of some `rows` has its own.
 
     `drop_prob` is resolved to 2⁻³². `units` are numbered by absolute position; by default in row-major order.

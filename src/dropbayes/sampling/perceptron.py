@@ -1,7 +1,5 @@
 """Multi-layer perceptrons: plain `nn.Sequential` networks, whose profile can be read off their layers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -4,8 +4,6 @@ The masks are those of any other path, so the same seed gives the same draws. A 
 rows is folded into the weights that read it, once for all rows.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass

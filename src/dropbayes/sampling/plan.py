@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from dropbayes.runtime.batches import input_hints
 from dropbayes.runtime.devices import cpu_threads, is_out_of_memory
 from dropbayes.runtime.validation import check_choice
 from dropbayes.sampling.inputs import Inputs
@@ -40,13 +41,16 @@ MASKS = ("shared", "row")
 # its calls, counted in operations. Measured, not derived; any value gives right results.
 _FREE_OPERATIONS = {"cpu": 3e7, "cuda": 3e10}
 _FREE_OPERATIONS_DIRECT = {"cpu": 4e6, "cuda": 2e10}
+_FREE_OPERATIONS_SMALL = {"cpu": 1e7, "cuda": 3e10}  # of a block in whose place there are larger ones for many rows
 _FREE_OPERATIONS_SINGLE, _MAX_ROWS_SINGLE = 2e8, 64  # of one draw, where draws run one at a time
 _COMPARED_ROWS = 16  # of all draws together, before blocks of another size are taken to have the same bits
+_MIN_BLOCKS = 8  # before larger ones are looked for, which takes the time of a few
 _MAX_ROWS = {"cpu": 256, "cuda": 4096}
-_MIN_PAIRS = 8
+_MIN_PAIRS = 16  # on a CPU, products of so many rows mostly have the bits of those of more
 _MIN_PAIRS_DIRECT = 64  # a layer that is one product needs more rows to be fast
-_WORKING_BYTES = {"cpu": 32 * 2**20, "cuda": 4 * 2**30}  # on a CPU, about what its caches hold
+_WORKING_BYTES = 32 * 2**20  # on a CPU, about what its caches hold
 _WORKING_BYTES_DIRECT = {"cpu": 64 * 2**20, "cuda": 3 * 2**30}
+_WORKING_SHARE = 1 / 16  # of a GPU's memory: in twice the blocks, many small layers take twice as long
 _YIELDED_ROWS = 1024  # the direct path yields its blocks in batches of this many rows
 _THREADED_OPERATIONS = 5e7  # a smaller block finishes before other threads have started
 
@@ -87,7 +91,7 @@ class Plan:
     pairs: int = _MIN_PAIRS_DIRECT  # of a draw and a row, in one pass, where they may take different branches
     batch_invariant: bool = True  # blocks are padded to one size
     moments_only: bool = False
-    max_bytes: int | None = None
+    working_bytes: int = _WORKING_BYTES  # of a pass
 
     @property
     def exact(self) -> bool:
@@ -342,11 +346,14 @@ def make_plan(
     spec = mask_spec(profile, inputs, keys=keys, masks=masks, sampling=sampling)
     spec = replace(spec, integrate=integrate and profile.last_layer)
     if inspection is not None:
-        strategy = chosen_strategy(inspection, inputs, spec)
+        strategy = chosen_strategy(inspection, inputs, spec, invariant=invariant)
         spec = replace(spec, integrate=spec.integrate and strategy.draws != "single")
+    limit = _WORKING_BYTES if direct is None else _WORKING_BYTES_DIRECT["cpu" if on_cpu else "cuda"]
+    if direct is None and inputs.device.type == "cuda":
+        limit = int(_WORKING_SHARE * torch.cuda.get_device_properties(inputs.device).total_memory)
     plan = Plan(
         net, profile, spec, range(keys.n_draws), 1, 1, 0.0, strategy, inspection, direct, batch_invariant=invariant,
-        moments_only=integrate, max_bytes=sampling.max_bytes,
+        moments_only=integrate, working_bytes=sampling.max_bytes or limit,
     )  # fmt: skip
     plan = replace(plan, draws=range(1)) if plan.exact else plan
     return _with_sizes(plan, inputs) if direct is None else _with_direct_sizes(plan, inputs)
@@ -365,27 +372,9 @@ def _inspect_with_hints(net: nn.Module, inputs: Inputs, sampling: Sampling, trus
     try:
         return inspect(net, inputs, sampling.ignored, positions=sampling.positions is not None, trusted=trusted)
     except (RuntimeError, TypeError) as error:
-        for hint in _input_hints(net, inputs, str(error)):
+        for hint in input_hints(net, inputs.leaves, str(error)):
             error.add_note(hint)
         raise
-
-
-def _input_hints(net: nn.Module, inputs: Inputs, message: str) -> list[str]:
-    """Hints beyond torch's message when the input does not fit the network."""
-    if "must be Tensor, not" in message and len(inputs.leaves) > 1:
-        return [f"`x` holds {len(inputs.leaves)} entries, which `net` takes as one argument. Leave targets out of `x`."]
-    weights = {parameter.dtype for parameter in net.parameters() if parameter.is_floating_point()}
-    given = {tensor.dtype for tensor in inputs.tensors if tensor.is_floating_point()}
-    if "dtype" in message and len(weights) == 1 and given - weights:
-        expected = next(iter(weights))
-        return [f"`x` has {next(iter(given - weights))} and the network's weights {expected}: pass x.to({expected})."]
-    devices = {str(parameter.device) for parameter in net.parameters()}
-    if "device" in message and len(devices) == 1 and str(inputs.device) not in devices:
-        return [f"`x` is on {inputs.device} and the network on {min(devices)}: pass x.to({min(devices)!r})."]
-    if "shape" in message or "size" in message:
-        shape = tuple(inputs.tensors[0].shape)
-        return [f"`x` must be a batch of rows that the network takes, [row, ...]; got the shape {shape}."]
-    return []
 
 
 # Sizes ----------------------------------------------------------------------------------------------------------------
@@ -395,13 +384,7 @@ def _with_sizes(plan: Plan, inputs: Inputs) -> Plan:
     """The plan with the rows and draws of its blocks."""
     profile, strategy, n_draws = plan.profile, plan.strategy, len(plan.draws)
     assert plan.inspection is not None
-    device, most_rows = "cpu" if inputs.device.type == "cpu" else "cuda", plan.inspection.most_rows
-    limit = plan.max_bytes or _WORKING_BYTES[device]
-    if not plan.max_bytes and inputs.device.type == "cuda":  # in twice the blocks, many small layers take twice as long
-        limit = torch.cuda.get_device_properties(inputs.device).total_memory // 16
-    # Mapped over draws, the layers before the first site are computed once for all of them.
-    pairs = max(1, limit // max(profile.suffix_bytes if strategy.draws == "mapped" else profile.pass_bytes, 1))
-    pairs = min(pairs, most_rows) if strategy.draws == "folded" else pairs
+    device, pairs = "cpu" if inputs.device.type == "cpu" else "cuda", _fitting_pairs(plan)
     at_once = 1 if strategy.draws == "single" else n_draws
     if inputs.is_one_row or strategy.rows == "single":
         rows, chunk = _COMPARED_ROWS if strategy == ONE_BY_ONE else 1, min(at_once, pairs)
@@ -412,27 +395,48 @@ def _with_sizes(plan: Plan, inputs: Inputs) -> Plan:
     elif not plan.batch_invariant:
         rows, chunk = _largest_block(inputs.n_rows, at_once, pairs)
     else:
-        free = _FREE_OPERATIONS_SINGLE if at_once == 1 and n_draws > 1 else _FREE_OPERATIONS[device]
-        fewest = 1 if at_once == 1 and n_draws > 1 else _MIN_PAIRS
-        rows, chunk = _block_shape(profile, at_once, plan.spec.keys.n_draws, device, pairs, free, fewest)
-        rows = min(rows, max(rows // 4, _MIN_PAIRS), _MAX_ROWS_SINGLE) if strategy.draws == "single" else rows
-    # Weights that a draw has for all rows; of a whole input, all masks are such, and `pairs` counts their memory.
+        in_turn = at_once == 1 and n_draws > 1
+        free = _FREE_OPERATIONS_SINGLE if in_turn else _FREE_OPERATIONS_SMALL[device]
+        # Mapped over draws, the layers before the first site have products of the rows alone.
+        least = 1 if in_turn else _MIN_PAIRS if strategy == MAPPED else 2 ** math.ceil(math.log2(_MIN_PAIRS / n_draws))
+        rows, chunk = _block_shape(profile, at_once, device, pairs, free, least)
+        rows = min(rows, max(rows // 4, _MIN_PAIRS), _MAX_ROWS_SINGLE) if in_turn else rows
+    plan = _with_blocks(plan, inputs, rows, chunk)
+    fits = strategy.rows in ("together", "mapped") and plan.batch_invariant and not inputs.is_one_row
+    return _with_fitting_blocks(plan, inputs) if fits else plan
+
+
+def _fitting_pairs(plan: Plan) -> int:
+    """The pairs of a draw and a row that fit into the memory of one pass."""
+    profile, way = plan.profile, plan.strategy.draws
+    # Mapped over draws, the layers before the first site are computed once for all of them.
+    pairs = plan.working_bytes // max(profile.suffix_bytes if way == "mapped" else profile.pass_bytes, 1)
+    assert plan.inspection is not None
+    return max(1, min(pairs, plan.inspection.most_rows) if way == "folded" else pairs)
+
+
+def _with_blocks(plan: Plan, inputs: Inputs, rows: int, chunk: int) -> Plan:
+    """The plan with blocks of at most so many rows and draws."""
+    profile, n_draws = plan.profile, len(plan.draws)
+    assert plan.inspection is not None
+    # Weights that a draw has for all rows; of a whole input, all masks are such, and the pairs count their memory.
     weights = [math.prod(site.shape) for site in profile.sites if site.layout is None and not inputs.is_one_row]
-    rows, chunk = min(rows, most_rows), min(chunk, max(1, limit // (24 * sum(weights) + 1)))
+    rows = min(rows, plan.inspection.most_rows)
+    chunk = min(chunk, max(1, plan.working_bytes // (24 * sum(weights) + 1)))
     operations = rows * (profile.prefix_cost + chunk * profile.suffix_cost)
-    chunk = n_draws if strategy.draws == "single" else math.ceil(n_draws / math.ceil(n_draws / chunk))
-    plan = replace(plan, block_rows=rows, chunk_draws=chunk, operations=operations)
-    fits = strategy == DRAW_BY_DRAW and plan.batch_invariant
-    return _with_fitting_blocks(plan, inputs, min(pairs, most_rows)) if fits else plan
+    chunk = n_draws if plan.strategy.draws == "single" else math.ceil(n_draws / math.ceil(n_draws / chunk))
+    return replace(plan, block_rows=rows, chunk_draws=chunk, operations=operations)
 
 
 def _with_direct_sizes(plan: Plan, inputs: Inputs) -> Plan:
     """The plan of a perceptron with the rows and draws of its blocks and of its products."""
     profile, device = plan.profile, "cpu" if inputs.device.type == "cpu" else "cuda"
-    pairs = max(1, (plan.max_bytes or _WORKING_BYTES_DIRECT[device]) // max(profile.pass_bytes, 1))
+    pairs = max(1, plan.working_bytes // max(profile.pass_bytes, 1))
     # Rows with their own masks cannot share products, only calls.
     free = (_FREE_OPERATIONS if plan.spec.per_row else _FREE_OPERATIONS_DIRECT)[device]
-    rows, chunk = _block_shape(profile, len(plan.draws), plan.spec.keys.n_draws, device, pairs, free, _MIN_PAIRS_DIRECT)
+    rows, chunk = _block_shape(
+        profile, len(plan.draws), device, pairs, free, 2 ** math.ceil(math.log2(_MIN_PAIRS_DIRECT / len(plan.draws)))
+    )
     yielded = max(1, min(_YIELDED_ROWS, 2**18 // chunk) // rows) * rows
     if plan.moments_only and not plan.batch_invariant and device == "cuda":
         yielded, chunk = inputs.n_rows, len(plan.draws)
@@ -440,38 +444,70 @@ def _with_direct_sizes(plan: Plan, inputs: Inputs) -> Plan:
     return replace(plan, block_rows=yielded, product_rows=rows, chunk_draws=chunk, operations=operations)
 
 
-def _with_fitting_blocks(plan: Plan, inputs: Inputs, pairs: int) -> Plan:
-    """The plan with all rows in one block, if they then have the same bits: draws run one at a time pay for each call.
-
-    A few draws show it, in blocks of both sizes: of a single number, the bits may agree by chance.
-    """
-    rows = min(inputs.n_rows, pairs) if inputs.n_rows > plan.block_rows else 2 ** math.ceil(math.log2(inputs.n_rows))
-    if rows == plan.block_rows or inputs.is_one_row:
+def _with_fitting_blocks(plan: Plan, inputs: Inputs) -> Plan:
+    """The plan with blocks that suit the number of rows, if these then have the same bits as in blocks of one size."""
+    other = _suited_to_rows(plan, inputs)
+    if other.block_rows == plan.block_rows or other.strategy.rows not in ("together", "mapped"):
         return plan
-    key = ("size", plan.block_rows, rows, plan.spec.per_row, torch.get_num_threads())
     assert plan.inspection is not None
-    known = plan.inspection.strategies
+    known, threads = plan.inspection.strategies, torch.get_num_threads()
+    key = ("size", plan.block_rows, other.block_rows, len(plan.draws), plan.exact, plan.spec.per_row, threads)
     if key not in known:
-        few = replace(plan, draws=plan.draws[: math.ceil(2 * _COMPARED_ROWS / inputs.n_rows)])
-        sizes = (few, replace(few, block_rows=rows))
-        known[key] = all(map(torch.equal, *(each.collected(inputs)[0] for each in sizes)))
-    return replace(plan, block_rows=rows) if known[key] else plan
+        small, large = (plan, other) if plan.block_rows < other.block_rows else (other, plan)
+        known[key] = _have_same_bits(small, large, inputs)
+    return other if known[key] else plan
+
+
+def _suited_to_rows(plan: Plan, inputs: Inputs) -> Plan:
+    """The plan with larger blocks for more rows, since each pays for its calls.
+
+    Draws that run one at a time have all rows in one block, and few rows in a smaller one.
+    """
+    assert plan.inspection is not None
+    if plan.strategy.draws == "single":
+        pairs = min(_fitting_pairs(plan), plan.inspection.most_rows)
+        few = 2 ** math.ceil(math.log2(inputs.n_rows))
+        return _with_blocks(plan, inputs, min(inputs.n_rows, pairs) if inputs.n_rows > plan.block_rows else few, 1)
+    if inputs.n_rows < _MIN_BLOCKS * plan.block_rows or inputs.device.type != "cpu":
+        return plan
+    most = min(_fitting_pairs(plan) // len(plan.draws), _MAX_ROWS["cpu"])
+    sizes = [2**k for k in range(max(1, most).bit_length())]
+    # A block takes the time of its rows, the padded ones among them, and of its calls: about that of two small blocks.
+    rows = min(sizes, key=lambda size: math.ceil(inputs.n_rows / size) * (size + 2 * plan.block_rows))
+    return _with_blocks(plan, inputs, rows, len(plan.draws)) if rows > plan.block_rows else plan
+
+
+def _have_same_bits(small: Plan, large: Plan, inputs: Inputs) -> bool:
+    """Whether rows have the same bits in blocks of two sizes: the first ones and the last of the larger.
+
+    Several numbers of them show it; of a single one, the bits may agree by chance.
+    """
+    if small.strategy.draws == "single":
+        draws = small.draws[: math.ceil(2 * _COMPARED_ROWS / inputs.n_rows)]
+        small, large = replace(small, draws=draws), replace(large, draws=draws)
+    size, n_rows = small.block_rows, min(large.block_rows, inputs.n_rows)
+    together = large.collected(inputs.block(0, n_rows))[0]
+    first = range(0, n_rows, size)[: math.ceil(_COMPARED_ROWS / (size * len(small.draws)))]
+    for start in (*first, max(0, n_rows - size)):
+        apart = small.collected(inputs.block(start, min(start + size, n_rows)), first_row=start)[0]
+        if not all(map(torch.equal, apart, (out[:, start : start + size] for out in together))):
+            return False
+    return True
 
 
 def _block_shape(
-    profile: Profile, n_wanted: int, n_draws: int, device: str, pairs: int, free: float, fewest_pairs: int
+    profile: Profile, n_wanted: int, device: str, pairs: int, free: float, least: float
 ) -> tuple[int, int]:
-    """The rows and draws of a block: from the network, the number of draws, and the pairs that fit into memory."""
-    a_row = profile.prefix_cost + n_wanted * profile.suffix_cost
-    affordable = free / max(a_row, 1.0)
+    """The rows and draws of a block: from the network, the number of draws, and the pairs that fit into memory.
+
+    There are at least so many rows, if these take little time and all their draws fit.
+    """
+    a_row = max(1.0, profile.prefix_cost + n_wanted * profile.suffix_cost)
     shared = profile.shared_cost / max(profile.suffix_cost, 1.0)  # in rows: with fewer, most of the work is repeated
-    rows = 2 ** int(math.log2(min(max(affordable, shared, 1.0), _MAX_ROWS[device])))
-    if a_row < n_draws * (profile.prefix_cost + profile.suffix_cost) / 16:
-        rows = max(rows, 4)  # nearly all work is shared: four rows cost far less than one row draw by draw
-    elif n_wanted < fewest_pairs:
-        fitting = max(1, pairs // n_wanted)  # with all draws: otherwise rows of padding cost a pass for each draw
-        rows = max(rows, min(2 ** math.ceil(math.log2(fewest_pairs / n_wanted)), 2 ** int(math.log2(fitting))))
-    rows = min(rows, 2 ** int(math.log2(pairs)))
+    affordable = max(
+        free / max(a_row, 1.0), shared, min(least, pairs // n_wanted, _FREE_OPERATIONS_SINGLE / a_row), 1.0
+    )
+    rows = 2 ** int(math.log2(min(affordable, _MAX_ROWS[device], pairs)))
     return rows, math.ceil(n_wanted / math.ceil(n_wanted / max(1, pairs // rows)))
 
 

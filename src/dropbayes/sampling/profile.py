@@ -1,7 +1,5 @@
 """The profile of a network: its stochastic sites, its costs, the layout of its output, and how it may be run."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from dropbayes.runtime.validation import check_keep_prob

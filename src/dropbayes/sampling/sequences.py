@@ -4,8 +4,6 @@ Every sequence of the input is made longer by a different number. An axis that g
 in a second probe, holds the sequence's positions. An axis that grows in any other way is an error that names the site.
 """
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import replace
 from typing import Any

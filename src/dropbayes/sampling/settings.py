@@ -1,7 +1,5 @@
 """The settings of sampling that few callers change, in one record."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The draws of a run are folded into the row axis, outermost, or mapped over by `t
 are a batch, or mapped over as well: then every row meets its masks as it does alone.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -219,11 +217,12 @@ class KeyedSource(SiteSource):
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
         if self._pending is None or x is not self._pending[0]:
-            return None
+            plain = len(weight) > 1 or weight.dim() == 1 or x.device.type != "cpu" or torch.is_autocast_enabled("cpu")
+            return None if plain else _linear(x, weight, bias)
         drop_prob = self._pending[1]
         # Var[W (h ∘ z / keep_prob)] = (W ∘ W)(h ∘ h) drop_prob / keep_prob for z ~ Bernoulli(keep_prob)
-        self.variance = nn.functional.linear(x.square(), weight.square()) * (drop_prob / (1 - drop_prob))
-        result = nn.functional.linear(x, weight, bias)
+        self.variance = _linear(x.square(), weight.square()) * (drop_prob / (1 - drop_prob))
+        result = _linear(x, weight, bias)
         self._integrated = (result, version(result))
         return result
 
@@ -521,6 +520,13 @@ class KeyedSource(SiteSource):
         if self.rows_mapped:
             return self._hide(x.unflatten(0, (len(self.draws), len(self.rows), -1)), 2)
         return x if self.level is None else _add_batch_dim(x.unflatten(0, (len(self.draws), -1)), 0, self.level)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """torch's; of one output, computed as one of two: with one, the bits depend on the number of rows on a CPU."""
+    if len(weight) > 1 or weight.dim() == 1 or x.device.type != "cpu":
+        return nn.functional.linear(x, weight, bias)
+    return nn.functional.linear(x, weight.expand(2, -1), None if bias is None else bias.expand(2))[..., :1]
 
 
 def _extents(shape: tuple[int, ...], layout: RowLayout) -> dict[str, int]:

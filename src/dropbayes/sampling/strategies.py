@@ -5,11 +5,9 @@ same keyed masks along it. Mapped over as well, each row is alone with its masks
 a time, is the law: the other strategies must give what it gives.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -59,7 +57,7 @@ class Work:
     parted: set[int] | None = None  # where draws are noted in which rows read different values
     runs: set[int] = field(default_factory=set)  # where the operations of each pass are noted, as a hash
 
-    def row(self, index: int) -> Work:
+    def row(self, index: int) -> Self:
         """The same of one of its rows, alone."""
         leaves = replace(self.inputs, leaves=tuple(self.leaves)).rows([index])
         return replace(self, leaves=leaves, rows=self.rows[index : index + 1])

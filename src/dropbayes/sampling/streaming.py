@@ -4,8 +4,6 @@ Draws are gathered into groups of fixed size before they are added, so that a st
 chunking of the draws.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from typing import Self

@@ -4,8 +4,6 @@ With every flag set except those of normalisation, and every mask left out, the 
 Where it is not, one class of modules at a time shows which ones only drop; the others stay in evaluation mode.
 """
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections import Counter

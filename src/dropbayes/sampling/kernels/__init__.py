@@ -3,8 +3,6 @@
 Every kernel has a counterpart in torch operations with the same bits of masks; the kernels have no backward pass.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import importlib.util

@@ -4,8 +4,6 @@ The masks are stored as bits: one byte per weight holds those of eight draws. A 
 because the hashes of a unit and of a row serve all draws; the attention then needs one shift per mask.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

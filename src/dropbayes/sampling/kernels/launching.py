@@ -4,8 +4,6 @@ At every launch Triton binds and classifies all arguments anew, which takes long
 kernel is used again here for arguments of the same classes.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Dropout with keyed masks in one pass: read, mask in registers, write."""
 
-from __future__ import annotations
-
 import struct
 
 import torch

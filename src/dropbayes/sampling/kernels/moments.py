@@ -1,7 +1,5 @@
 """The moments over draws in one kernel, summed in float64 without a float64 copy of the draws."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -4,8 +4,6 @@ A program holds some rows under many draws as one matrix `[row * draw, unit]` an
 the mean and the variance over draws are written.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 Words are signed here, as torch stores them: w - 2³¹ for the page's word w, compared with the threshold less 2³¹.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl
