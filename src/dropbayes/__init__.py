@@ -6,8 +6,6 @@ prediction = db.predict(net, x)          # any trained network with dropout, unc
 prediction.mean, prediction.std
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any

@@ -3,8 +3,6 @@
 It stands on public names of the library alone.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:

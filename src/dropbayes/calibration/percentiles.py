@@ -1,7 +1,5 @@
 r"""The paper's percentiles: an uncertainty ranked among those of the training points."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A temperature has one parameter and never changes the predicted class. Where som
 not, more parameters help, given the rows to fit them: 2 C for vector scaling, C (C + 1) for the Dirichlet map.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

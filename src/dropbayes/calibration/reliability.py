@@ -1,7 +1,5 @@
 r"""Reliability: claimed probabilities against observed frequencies, and whether a gap is more than chance."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -5,8 +5,6 @@ unsure, explore by Thompson sampling. All take tensors or plain callables; draws
 chooses the rows to query, in active learning and in Bayesian optimisation.
 """
 
-from __future__ import annotations
-
 import math
 import numbers
 from collections.abc import Callable

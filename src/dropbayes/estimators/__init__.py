@@ -1,7 +1,5 @@
 r"""Dropout networks as scikit-learn estimators, with defaults that need no tuning and calibrated uncertainty."""
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -10,8 +10,6 @@ A central interval whose ends are atoms holds more than was asked for: the light
 the interval nearer to the coverage.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

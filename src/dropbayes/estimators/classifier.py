@@ -1,7 +1,5 @@
 r"""The scikit-learn classifier."""
 
-from __future__ import annotations
-
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Self
 

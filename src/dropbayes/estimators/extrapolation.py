@@ -17,8 +17,6 @@ smooth, rising, and never more than the margin m, the width, beyond. All draws m
 that shows how far off the row is stays as it was.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

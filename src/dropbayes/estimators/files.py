@@ -1,7 +1,5 @@
 r"""The estimators as model files."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import asdict, fields
 from typing import Any

@@ -1,7 +1,5 @@
 r"""The common base of the estimators: the search over what is left to the effort, and the training after it."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from abc import abstractmethod

@@ -1,7 +1,5 @@
 r"""The parameters of the estimators, the efforts among them, and the candidates, batches and epochs that follow."""
 
-from __future__ import annotations
-
 import numbers
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal

@@ -13,8 +13,6 @@ A skewed column is an input twice, once as the normal scores of its ranks: what 
 not smooth in the count, of which most rows share one corner.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

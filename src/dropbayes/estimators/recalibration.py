@@ -1,7 +1,5 @@
 r"""Recalibration of estimators on held-out rows: scaled deviations, mapped quantile levels, or conformal intervals."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable

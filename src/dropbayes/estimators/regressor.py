@@ -1,7 +1,5 @@
 r"""The scikit-learn regressor."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal, Self

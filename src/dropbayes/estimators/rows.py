@@ -1,7 +1,5 @@
 r"""The training rows of an estimator: their times and groups, and their canonical order."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

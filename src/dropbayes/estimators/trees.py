@@ -15,8 +15,6 @@ thresholds of a few columns, a forest whose splits look at all columns knows far
 mixture.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

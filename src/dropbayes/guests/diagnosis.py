@@ -1,7 +1,5 @@
 """What would be sampled in a network, what would not and why, and what its own switches would have done instead."""
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import dataclass
 

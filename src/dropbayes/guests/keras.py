@@ -1,7 +1,5 @@
 """Keras 3 on torch: dropout switched apart from normalisation, which Keras' argument `training` switches as well."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Pipelines of transformers under draws: which answers the draws give, how often, and how sure of them they are."""
 
-from __future__ import annotations
-
 import statistics
 from typing import Any
 

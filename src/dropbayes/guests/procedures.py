@@ -4,8 +4,6 @@ Frameworks surround a network with what they are good at: loaders, devices, tile
 step, post-processing. All of that stays theirs. While `one_draw` holds, the network that they call is one function.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

@@ -6,8 +6,6 @@ them to check the choice. Convolutions over time are never among them: networks 
 weights without calling them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Uncertainty in the log of a training run: a callback for the Trainer of transformers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -8,8 +8,6 @@ of the model whose forward pass runs all draws, each with its own rows in the ca
 distribution, or one distribution per draw.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import weakref

@@ -7,8 +7,6 @@ ordinary adapter (Hu et al. 2021 for the adapter, Gal and Ghahramani 2016 for th
 are $T$ adapters in PEFT's format, which any server of adapters can load.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import os

@@ -1,7 +1,5 @@
 """Scores of given texts under many draws, and what generation shares with them: the models, the options, the inputs."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ The copy has the same modules and state dict: dropout is attached to the weight 
 probabilities of dropout that a network has can be set in a copy, too.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import warnings

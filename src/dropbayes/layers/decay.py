@@ -1,7 +1,5 @@
 r"""The weight decay that a prior implies for every parameter of a network."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace

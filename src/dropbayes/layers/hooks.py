@@ -3,8 +3,6 @@ r"""Dropout attached to a layer: hooks that drop its input, its looked-up vector
 Evaluation mode, the modules of the network and its state dict are unchanged.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 r"""The families $q(\mathbf W)$ as modules that hold their own parameters, and the operation that draws from them."""
 
-from __future__ import annotations
-
 import math
 import numbers
 from abc import ABC, abstractmethod

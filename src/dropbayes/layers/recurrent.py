@@ -5,8 +5,6 @@ for all of them: new masks at every step, as in `nn.LSTM(dropout=)`, are not dra
 `dropbayes.layers.Embedding` before them, inputs, recurrent state and word types are all dropped this way.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from contextvars import ContextVar
 from typing import Any

@@ -6,8 +6,6 @@ follows the tensor through operations that preserve a mask: reshapes, elementwis
 input. (The factor 1/p passes only a positively homogeneous σ: after another one a kept unit's weight is θ, not θ/p.)
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable

@@ -1,7 +1,5 @@
 r"""Linear, convolutional and embedding layers whose weights are drawn from a noise's $q(\mathbf W)$."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from collections.abc import Callable

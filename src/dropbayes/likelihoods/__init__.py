@@ -13,8 +13,6 @@ axis (draws) broadcast, axes after it belong to one observation.
 The predictive distribution is the mixture of the draws: its moments and log-density are expectations over them.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 r"""Real numbers: a Gaussian of constant or predicted variance, Student's t, and what quantiles describe."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

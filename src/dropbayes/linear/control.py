@@ -6,8 +6,6 @@ variance by $s_f^2 + \beta^2 (\mathrm{Var}\,\ell - s_\ell^2)$. Masks are keyed: 
 however the draws were run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Predictions without draws: the blocks of a linearised network in the form that `predict` reads, and how far off."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass

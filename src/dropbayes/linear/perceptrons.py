@@ -6,8 +6,6 @@ $\mathrm{Cov}[\sigma(u_i), \sigma(u_j)] = \sum_{k \ge 1} a_{ik} a_{jk} \rho_{ij}
 $a_{ik} = \mathbb E[\sigma(m_i + s_i z) h_k(z)]$ for the normalised Hermite polynomials $h_k$.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Points of a Gaussian: a fixed set whose averages are nearly its expectations, in place of random draws."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -3,8 +3,6 @@
 A dropped unit is multiplied by a mask of mean 1 and variance p / (1 - p).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

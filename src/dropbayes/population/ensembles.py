@@ -1,7 +1,5 @@
 r"""Ensemble selection: the candidates that add most to the held-out likelihood are selected, one by one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 r"""The predictions of a population: draws, predictive moments and log-likelihoods of all members at once."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 r"""The training of a population: members start together, each ends at its own last step; by one or several workers."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Sequence
 from typing import Any, Literal

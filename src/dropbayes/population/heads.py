@@ -1,7 +1,5 @@
 r"""The heads of a population's networks: how outputs, of every member at once, become a likelihood."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, ClassVar
 

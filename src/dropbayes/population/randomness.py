@@ -1,7 +1,5 @@
 r"""The random words, row orders and initial weights of a population: functions of seed and step alone."""
 
-from __future__ import annotations
-
 import enum
 import itertools
 import math

@@ -1,7 +1,5 @@
 r"""The standardised rows of all tasks, concatenated in one table."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 r"""The agreement of stated certainty with what happened, judged against the scatter of chance."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Rows of another kind, told from known ones by their uncertainty."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -5,8 +5,6 @@ $q(\mathbf y^* \mid \mathbf x^*) = \mathbb{E}_{q(\omega)}\, p(\mathbf y^* \mid \
 [GG16, eq:predictive_dist]. Memory does not grow with the number of draws.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 import warnings

@@ -3,8 +3,6 @@
 `evaluate`, `dropbayes evaluate` and the report read the same table; the first two show the scores marked as `core`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass

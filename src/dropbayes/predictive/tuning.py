@@ -5,8 +5,6 @@ covariance is $\sum_s \frac{p_s}{1 - p_s} \mathbf C_s$ with one fixed matrix per
 largest held-out likelihood, and the noise with them, are found in seconds, without touching the weights.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

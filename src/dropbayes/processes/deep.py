@@ -1,7 +1,5 @@
 r"""The deep Gaussian process of the paper, its prior and the covariance it tends to; with an input at every layer."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 r"""Exact Gaussian process regression by scikit-learn, with a network's covariance as its kernel."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from abc import ABC, abstractmethod

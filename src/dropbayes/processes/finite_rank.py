@@ -1,7 +1,5 @@
 r"""Networks of finite width: the Gaussian process of rank $K$ in weight space, and the evidence of deeper ones."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

@@ -9,8 +9,6 @@ $$c'(p) = \frac{C}{l^2} \sum_\delta c(sp + \delta) + l'^{-2},$$
 the sum over the offsets of the kernel; a linear layer is one without positions, an activation acts on every position.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import operator

@@ -1,7 +1,5 @@
 r"""Expected products $\mathbb E[\sigma(u) \sigma(v)]$ of any non-linearity over a Gaussian pair."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 r"""The softmax Gaussian process of several classes, by Laplace's approximation."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 r"""The theory of a given network: which of its weights are Bayesian, their priors, and the process it tends to."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any

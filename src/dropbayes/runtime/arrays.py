@@ -1,7 +1,5 @@
 """Arrays of NumPy, pandas and plain lists as tensors."""
 
-from __future__ import annotations
-
 import numbers
 from typing import Any
 

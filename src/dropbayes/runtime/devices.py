@@ -1,7 +1,5 @@
 """Devices: which one to use, threads, TF32 products, CUDA graphs."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import multiprocessing

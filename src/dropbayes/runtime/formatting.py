@@ -1,7 +1,5 @@
 """Numbers, counts, names, scores and results as text."""
 
-from __future__ import annotations
-
 import html
 import math
 import unicodedata

@@ -5,8 +5,6 @@ settings) and the SHA-256 of the whole file, computed with the digest's own 64 c
 digest before anything is interpreted; nothing in a file is ever executed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

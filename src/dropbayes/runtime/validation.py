@@ -4,8 +4,6 @@ A function of numbers (`check_...`) returns nothing; a function of arrays is nam
 tensor that obeys the rule. NumPy arrays and lists of numbers are accepted wherever a tensor is.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math

@@ -1,7 +1,5 @@
 """Averages: over draws; over rows, weighted (a row of weight 2 counts twice), with quantiles and standard errors."""
 
-from __future__ import annotations
-
 import functools
 import math
 

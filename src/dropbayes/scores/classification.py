@@ -1,7 +1,5 @@
 r"""Scores of a classification, from its predictive probabilities `[row, class]`."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

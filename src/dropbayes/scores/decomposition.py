@@ -6,8 +6,6 @@ $$\text{score} = \text{reliability} - \text{resolution} + \text{uncertainty}$$
 calibrated prediction over it, *reliability* the loss from miscalibration.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 r"""Scores of a whole predictive distribution given by its draws: CRPS, energy and variogram scores."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 r"""Scores of an uncertainty as a ranking: does it detect errors or out-of-distribution inputs?"""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

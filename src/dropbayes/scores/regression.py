@@ -1,7 +1,5 @@
 r"""Scores of a regression: errors of the mean, log-likelihoods, intervals and quantiles."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Dropout of activations, features and weights, with masks from a `Source`."""
 
-from __future__ import annotations
-
 import functools
 
 import torch

@@ -5,8 +5,6 @@ replaced by its probability it has: at its mean a gate changes nothing if its ne
 reads true or false (`torch.where`, `masked_fill`, an index) gets the mixture of both.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ A `TorchFunctionMode` intercepts every torch call of its thread, from any module
 A stochastic one is computed here instead, with randomness from a `Source`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Layers computed by steps: attention and recurrence, with the dropout inside them, and layers that vmap slows down."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable

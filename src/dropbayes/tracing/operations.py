@@ -1,7 +1,5 @@
 """The operations of torch that the reading of a network tells apart: one list of each kind for the whole library."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

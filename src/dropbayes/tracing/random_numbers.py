@@ -1,7 +1,5 @@
 """Random numbers keyed to a seed, each made of uniforms; those without a handler come from a keyed generator."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The recorder of a forward pass: its stochastic sites, the weights they feed, and its costs."""
 
-from __future__ import annotations
-
 import math
 import weakref
 from collections.abc import Callable, Mapping

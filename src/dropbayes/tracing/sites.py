@@ -1,7 +1,5 @@
 """The sites of a network: the places in its forward pass where it is random, and their names."""
 
-from __future__ import annotations
-
 import sys
 import traceback
 from collections.abc import Iterator, Mapping

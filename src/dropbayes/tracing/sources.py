@@ -4,8 +4,6 @@ A stochastic operation asks its *source* for the mask of the next site, in the o
 network without its masks, `Given` masks that the caller holds; `sampling.source` makes those of a seed.
 """
 
-from __future__ import annotations
-
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence

@@ -5,8 +5,6 @@ tensors and arrays, containers and generators. Methods, functions and weak refer
 are bound to those of the view.
 """
 
-from __future__ import annotations
-
 import array
 import copy
 import functools

@@ -1,7 +1,5 @@
 r"""Checkpoints of a run: verified when read, and accepted only by the run that wrote them."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import io

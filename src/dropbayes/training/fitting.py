@@ -1,7 +1,5 @@
 r"""The training of one network from its first epoch to its last, best or interrupted one."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import math

@@ -1,7 +1,5 @@
 r"""The evidence lower bound as a loss: the data's misfit under drawn weights plus their divergence from the prior."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 r"""How the objective is minimised and until when: optimiser, schedule, steps (as a CUDA graph), early stopping."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import math

@@ -4,8 +4,6 @@ Exit codes: 0 success, 1 failure (data, model, disk), 2 wrong usage, 130 interru
 command needs it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

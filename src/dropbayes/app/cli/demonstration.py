@@ -1,7 +1,5 @@
 """The demonstration: fit a bundled series, predict past the data, print a table, write the report."""
 
-from __future__ import annotations
-
 import math
 import pathlib
 from collections.abc import Mapping

@@ -3,8 +3,6 @@ r"""What is said of a table before a fit, of the model after it, and of why a mo
 The commands, whose options are read without any of this, import it when they are called.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import itertools
 import math

@@ -1,7 +1,5 @@
 """`dropbayes fit` and `dropbayes demo`: a model folder from a table, or from one that is bundled."""
 
-from __future__ import annotations
-
 import pathlib
 import shlex
 import time as clock

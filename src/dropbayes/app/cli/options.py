@@ -1,7 +1,5 @@
 """Options that several commands share, and how the texts of options are read."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

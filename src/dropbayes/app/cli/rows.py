@@ -4,8 +4,6 @@ The windows are cut at the same rows whatever the blocks a file is read in, so a
 batch and has the same bits.
 """
 
-from __future__ import annotations
-
 import pathlib
 import shlex
 from collections import Counter

@@ -1,7 +1,5 @@
 """`dropbayes serve` and `dropbayes page`: a model, or the interactive page, behind a port."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import pathlib

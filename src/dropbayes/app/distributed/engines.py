@@ -6,8 +6,6 @@ and yields the number of rows of each part as it is finished. A part is made aga
 often, never after an error.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import logging

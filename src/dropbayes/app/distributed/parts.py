@@ -4,8 +4,6 @@ The rows are cut into parts by the input alone. An engine only decides where and
 costs the part it was at, which is made again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

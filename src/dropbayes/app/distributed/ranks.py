@@ -1,7 +1,5 @@
 """One prediction over several processes, under `torchrun`: draws or rows divided, the same bits for any number."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from typing import Any, Literal

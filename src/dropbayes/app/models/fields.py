@@ -1,7 +1,5 @@
 """The fields of a prediction: how an estimator, and a network with its likelihood, fill them; and beside outcomes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ The networks are in `model.safetensors`, the columns, the calibration and the or
 readable summary in `card.md`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import html

@@ -5,8 +5,6 @@ returns its exports, in the order of imports. The modules use one form of import
 refused; so no bundler is needed, and nothing that is generated is kept.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import pathlib

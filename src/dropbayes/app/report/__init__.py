@@ -1,7 +1,5 @@
 """One self-contained page on how good, how sure and how well calibrated a model is."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any

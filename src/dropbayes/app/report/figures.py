@@ -1,7 +1,5 @@
 """The report's figures: bands, intervals, reliability, histograms, confusion, risk and coverage; not their words."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from dropbayes.app.report import svg

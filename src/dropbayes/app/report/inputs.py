@@ -1,7 +1,5 @@
 """The arguments of a report, each validated with one clear error."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

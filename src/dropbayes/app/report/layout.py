@@ -1,7 +1,5 @@
 """The layout: the columns of a table, files to download, and the template that has the words of the page."""
 
-from __future__ import annotations
-
 import csv
 import functools
 import io

@@ -4,8 +4,6 @@ Nothing here has a formula of its own: scores come from `dropbayes.predictive.sc
 `dropbayes.predictive.agreement`, curves from `dropbayes.calibration` and `dropbayes.scores`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

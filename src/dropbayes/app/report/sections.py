@@ -1,7 +1,5 @@
 """What the sections of the page show: numbers, charts and the cells of tables; `page.html` has the words."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """What the summary says of a model: how simple models do beside it, what must be corrected first, who to defer."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -4,8 +4,6 @@ A `Figure` is drawn by `render` at a given size, so that a phone gets a chart of
 laptop. Colours are style-sheet classes of the page: a chart follows its light or dark theme.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

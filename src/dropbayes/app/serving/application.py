@@ -1,7 +1,5 @@
 """The server's application: routes of the Open Inference Protocol and of plain records, limits, and the models."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hmac

@@ -5,8 +5,6 @@ of equal ones the oldest is finished first. Which rows share a batch changes not
 on its neighbours.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Drift shows in the rows above the training rows' percentiles: of rows like those
 95th.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ Numbers travel as JSON or, as Triton's clients send them, as raw little-endian b
 "binary_tensor_data", with the length of the JSON in the header `Inference-Header-Content-Length`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal, NoReturn

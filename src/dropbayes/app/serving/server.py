@@ -1,7 +1,5 @@
 """The process, or processes, in which models are served."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ctypes

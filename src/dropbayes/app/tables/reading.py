@@ -4,8 +4,6 @@ Nothing is guessed from the first rows of a CSV file: what a column means is dec
 the model that reads it. Only a message needs the line of a row, so lines are counted by reading the file again.
 """
 
-from __future__ import annotations
-
 import codecs
 import contextlib
 import csv

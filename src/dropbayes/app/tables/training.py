@@ -1,7 +1,5 @@
 """The rows of a table as a model learns from them: columns interpreted, rows without target dropped, cells encoded."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Collection, Sequence

@@ -1,7 +1,5 @@
 """Tables written in blocks: whole or not at all, and harmless in a spreadsheet."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Cells as numbers, booleans, days or texts, whatever the file, with an error that names the first wrong one."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass

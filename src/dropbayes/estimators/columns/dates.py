@@ -1,7 +1,5 @@
 """Dates: how they are written, and the numbers they become."""
 
-from __future__ import annotations
-
 import math
 import re
 

@@ -1,7 +1,5 @@
 """The roles of the columns of a training table: numbers, booleans, categories or dates, decided from all cells."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """How numbers are written: decimal point or comma, separators of thousands, currencies, percent signs, units."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

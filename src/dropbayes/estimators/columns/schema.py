@@ -5,8 +5,6 @@ training rows lacked it too, flagged by an input of its own; a category has one 
 (one-hot); a date becomes its year and places on a circle.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
