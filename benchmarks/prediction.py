@@ -108,6 +108,20 @@ class Recurrent(nn.Module):
         return self.head(self.lstm(x)[0][:, -1])
 
 
+class Residual(nn.Module):
+    """Residual layers of vectors, with dropout in each."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(width, width) for _ in range(depth)])
+        self.drop, self.head = nn.Dropout(0.1), nn.Linear(width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + self.drop(torch.tanh(layer(x)))
+        return self.head(x)
+
+
 def transformer(width: int = 256, depth: int = 6) -> nn.Module:
     return nn.TransformerEncoder(nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True), depth)
 
@@ -243,6 +257,11 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int, int, dict[
     "Transformer 4x128, S=32, N=4": (lambda: transformer(128, 4), (4, 32, 128), 20, 5, {}, 1),
     "BERT-like 6x128, S=32, N=16": (lambda: bert(128, 6), (16, 32, 128), 50, 3, {}, 1),
     "BERT-like 6x128, S=32, N=1": (lambda: bert(128, 6), (1, 32, 128), 20, 5, {}, 1),
+    "residual 4x256, N=1": (lambda: Residual(256, 4), (1, 256), 50, 9, {}, 1),
+    "residual 4x256, N=64": (lambda: Residual(256, 4), (64, 256), 50, 5, {}, 1),
+    "residual 4x256, N=1024": (lambda: Residual(256, 4), (1024, 256), 50, 3, {}, 1),
+    "LSTM 2x128, S=50, N=256": (Recurrent, (256, 50, 32), 20, 2, {}, 1),
+    "Transformer 4x128, S=32, N=256": (lambda: transformer(128, 4), (256, 32, 128), 20, 2, {}, 1),
     **ONE_AT_A_TIME,
 }  # fmt: skip
 

@@ -107,7 +107,7 @@ class SiteNames:
             frame = frame.f_back  # type: ignore[assignment]
         while frame is not None:  # reading the callers' variables would keep them alive
             code = frame.f_code
-            has_self = "self" in (*code.co_varnames, *code.co_freevars, *code.co_cellvars)
+            has_self = "self" in code.co_varnames or "self" in code.co_freevars or "self" in code.co_cellvars
             owner = frame.f_locals.get("self") if has_self else None  # all variables are copied for that
             path = paths.get(id(owner))
             if path is not None and owner is not None:
