@@ -323,6 +323,7 @@ def _profile(batch: Probe, alone: Probe, probes: list[Probe], n_rows: int) -> Pr
         left_out=tuple(recorder.sites_left_out),
         prefix_cost=prefix,
         suffix_cost=suffix + 3e4 * max(0.0, n_calls),
+        n_calls=recorder.n_calls,
         shared_cost=recorder.suffix_cost - suffix,
         pass_bytes=int(of_a_row(alone.watch.peak_bytes, batch.watch.peak_bytes)),
         suffix_bytes=int(of_a_row(alone.watch.peak_suffix_bytes, batch.watch.peak_suffix_bytes)),

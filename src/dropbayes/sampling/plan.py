@@ -42,15 +42,15 @@ MASKS = ("shared", "row")
 _FREE_OPERATIONS = {"cpu": 3e7, "cuda": 3e10}
 _FREE_OPERATIONS_DIRECT = {"cpu": 4e6, "cuda": 2e10}
 _FREE_OPERATIONS_SMALL = {"cpu": 1e7, "cuda": 3e10}  # of a block in whose place there are larger ones for many rows
-_FREE_OPERATIONS_SINGLE, _MAX_ROWS_SINGLE = 2e8, 64  # of one draw, where draws run one at a time
+_FREE_OPERATIONS_SINGLE = 2e8  # of one draw, where draws run one at a time
 _COMPARED_ROWS = 16  # of all draws together, before blocks of another size are taken to have the same bits
+_CALL_OPERATIONS = 5e6  # that take the time of a call, with its share in that of masks
 _MIN_BLOCKS = 8  # before larger ones are looked for, which takes the time of a few
 _MAX_ROWS = {"cpu": 256, "cuda": 4096}
 _MIN_PAIRS = 16  # on a CPU, products of so many rows mostly have the bits of those of more
 _MIN_PAIRS_DIRECT = 64  # a layer that is one product needs more rows to be fast
 _WORKING_BYTES = 32 * 2**20  # on a CPU, about what its caches hold
 _WORKING_BYTES_DIRECT = {"cpu": 64 * 2**20, "cuda": 3 * 2**30}
-_WORKING_SHARE = 1 / 16  # of a GPU's memory: in twice the blocks, many small layers take twice as long
 _YIELDED_ROWS = 1024  # the direct path yields its blocks in batches of this many rows
 _THREADED_OPERATIONS = 5e7  # a smaller block finishes before other threads have started
 
@@ -350,7 +350,8 @@ def make_plan(
         spec = replace(spec, integrate=spec.integrate and strategy.draws != "single")
     limit = _WORKING_BYTES if direct is None else _WORKING_BYTES_DIRECT["cpu" if on_cpu else "cuda"]
     if direct is None and inputs.device.type == "cuda":
-        limit = int(_WORKING_SHARE * torch.cuda.get_device_properties(inputs.device).total_memory)
+        # In twice the blocks, many small layers take twice as long.
+        limit = torch.cuda.get_device_properties(inputs.device).total_memory // 16
     plan = Plan(
         net, profile, spec, range(keys.n_draws), 1, 1, 0.0, strategy, inspection, direct, batch_invariant=invariant,
         moments_only=integrate, working_bytes=sampling.max_bytes or limit,
@@ -397,10 +398,10 @@ def _with_sizes(plan: Plan, inputs: Inputs) -> Plan:
     else:
         in_turn = at_once == 1 and n_draws > 1
         free = _FREE_OPERATIONS_SINGLE if in_turn else _FREE_OPERATIONS_SMALL[device]
-        # Mapped over draws, the layers before the first site have products of the rows alone.
-        least = 1 if in_turn else _MIN_PAIRS if strategy == MAPPED else 2 ** math.ceil(math.log2(_MIN_PAIRS / n_draws))
-        rows, chunk = _block_shape(profile, at_once, device, pairs, free, least)
-        rows = min(rows, max(rows // 4, _MIN_PAIRS), _MAX_ROWS_SINGLE) if in_turn else rows
+        pairs_of_row = 1 if strategy == MAPPED and profile.of_vectors else n_draws
+        least = 1 if in_turn else 2 ** math.ceil(math.log2(_MIN_PAIRS / pairs_of_row))
+        rows, chunk = _block_shape(plan, at_once, device, pairs, free, least)
+        rows = min(rows, max(rows // 4, _MIN_PAIRS)) if in_turn else rows
     plan = _with_blocks(plan, inputs, rows, chunk)
     fits = strategy.rows in ("together", "mapped") and plan.batch_invariant and not inputs.is_one_row
     return _with_fitting_blocks(plan, inputs) if fits else plan
@@ -434,9 +435,8 @@ def _with_direct_sizes(plan: Plan, inputs: Inputs) -> Plan:
     pairs = max(1, plan.working_bytes // max(profile.pass_bytes, 1))
     # Rows with their own masks cannot share products, only calls.
     free = (_FREE_OPERATIONS if plan.spec.per_row else _FREE_OPERATIONS_DIRECT)[device]
-    rows, chunk = _block_shape(
-        profile, len(plan.draws), device, pairs, free, 2 ** math.ceil(math.log2(_MIN_PAIRS_DIRECT / len(plan.draws)))
-    )
+    least = 2 ** math.ceil(math.log2(_MIN_PAIRS_DIRECT / len(plan.draws)))
+    rows, chunk = _block_shape(plan, len(plan.draws), device, pairs, free, least)
     yielded = max(1, min(_YIELDED_ROWS, 2**18 // chunk) // rows) * rows
     if plan.moments_only and not plan.batch_invariant and device == "cuda":
         yielded, chunk = inputs.n_rows, len(plan.draws)
@@ -470,18 +470,17 @@ def _suited_to_rows(plan: Plan, inputs: Inputs) -> Plan:
         return _with_blocks(plan, inputs, min(inputs.n_rows, pairs) if inputs.n_rows > plan.block_rows else few, 1)
     if inputs.n_rows < _MIN_BLOCKS * plan.block_rows or inputs.device.type != "cpu":
         return plan
-    most = min(_fitting_pairs(plan) // len(plan.draws), _MAX_ROWS["cpu"])
-    sizes = [2**k for k in range(max(1, most).bit_length())]
-    # A block takes the time of its rows, the padded ones among them, and of its calls: about that of two small blocks.
-    rows = min(sizes, key=lambda size: math.ceil(inputs.n_rows / size) * (size + 2 * plan.block_rows))
-    return _with_blocks(plan, inputs, rows, len(plan.draws)) if rows > plan.block_rows else plan
+    profile, n_draws = plan.profile, len(plan.draws)
+    # The time of a block's calls, in rows: of ten times as many, it is hardly any.
+    calls = profile.n_calls * _CALL_OPERATIONS / max(1.0, profile.prefix_cost + n_draws * profile.suffix_cost)
+    most = max(1, min(plan.working_bytes // max(1, profile.pass_bytes * n_draws), 10 * calls, _MAX_ROWS["cpu"]))
+    sizes = [2**k for k in range(int(most).bit_length())]
+    rows = min(sizes, key=lambda size: math.ceil(inputs.n_rows / size) * (size + calls))  # with the padded ones
+    return _with_blocks(plan, inputs, rows, n_draws) if rows > plan.block_rows else plan
 
 
 def _have_same_bits(small: Plan, large: Plan, inputs: Inputs) -> bool:
-    """Whether rows have the same bits in blocks of two sizes: the first ones and the last of the larger.
-
-    Several numbers of them show it; of a single one, the bits may agree by chance.
-    """
+    """Whether the first and the last rows of a block have the same bits in smaller ones: several, one may by chance."""
     if small.strategy.draws == "single":
         draws = small.draws[: math.ceil(2 * _COMPARED_ROWS / inputs.n_rows)]
         small, large = replace(small, draws=draws), replace(large, draws=draws)
@@ -495,19 +494,15 @@ def _have_same_bits(small: Plan, large: Plan, inputs: Inputs) -> bool:
     return True
 
 
-def _block_shape(
-    profile: Profile, n_wanted: int, device: str, pairs: int, free: float, least: float
-) -> tuple[int, int]:
-    """The rows and draws of a block: from the network, the number of draws, and the pairs that fit into memory.
-
-    There are at least so many rows, if these take little time and all their draws fit.
-    """
+def _block_shape(plan: Plan, n_wanted: int, device: str, pairs: int, free: float, least: float) -> tuple[int, int]:
+    """The rows (at least so many, if cheap) and draws of a block, by the network, the draws, and the pairs that fit."""
+    profile, n_draws = plan.profile, plan.spec.keys.n_draws
     a_row = max(1.0, profile.prefix_cost + n_wanted * profile.suffix_cost)
     shared = profile.shared_cost / max(profile.suffix_cost, 1.0)  # in rows: with fewer, most of the work is repeated
-    affordable = max(
-        free / max(a_row, 1.0), shared, min(least, pairs // n_wanted, _FREE_OPERATIONS_SINGLE / a_row), 1.0
-    )
-    rows = 2 ** int(math.log2(min(affordable, _MAX_ROWS[device], pairs)))
+    if a_row < n_draws * (profile.prefix_cost + profile.suffix_cost) / 16:
+        shared = max(shared, 4)  # nearly all work is: four rows cost far less than one row draw by draw
+    least = least if least <= min(pairs // n_wanted, 4 * _FREE_OPERATIONS_SINGLE / a_row) else 1.0
+    rows = 2 ** int(math.log2(min(max(free / a_row, shared, least, 1.0), _MAX_ROWS[device], pairs)))
     return rows, math.ceil(n_wanted / math.ceil(n_wanted / max(1, pairs // rows)))
 
 

@@ -20,6 +20,7 @@ class Profile:
     outputs: tuple[RowLayout | None, ...]  # of each tensor of the output
     structure: Structure
     last_layer: bool  # the last site is dropout that only the final linear layer reads
+    n_calls: int = 0  # of torch's functions, in one pass
     shared_cost: float = 0.0  # operations of one draw for all rows together, such as the drawing of weights
     rows_together: bool = True  # several rows can go through the network as one batch
     one_row: bool = False  # it was seen on a single row, and takes no batch or gives its rows other outputs there
@@ -40,6 +41,11 @@ class Profile:
     def prefix_share(self) -> float:
         """The share of one forward pass that does not depend on the draw."""
         return self.prefix_cost / max(self.prefix_cost + self.suffix_cost, 1.0)
+
+    @property
+    def of_vectors(self) -> bool:
+        """Whether a row has one vector at the first site, so that layers before it have products of the rows alone."""
+        return all(len(site.shape) < 3 for site in self.sites[:1])
 
     @property
     def sites_have_rows(self) -> bool:

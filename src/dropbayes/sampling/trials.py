@@ -40,7 +40,6 @@ from dropbayes.tracing.views import View
 # Mapped calls take longer to launch, so mapping needs at least this share of a forward pass before the first site, and
 # on a GPU at least this many operations saved.
 _SHARED_PREFIX = {"cpu": 0.05, "cuda": 0.2}
-_SHARED_PREFIX_OF_VECTORS = 0.5  # folded, a lone row has products of all draws, whose bits are those of more rows
 _SAVED_OPERATIONS = {"cpu": 0.0, "cuda": 1e12}
 _SMALL_NETWORK = 1e5  # operations of a row: fewer take no longer than their calls
 
@@ -53,8 +52,8 @@ def chosen_strategy(inspection: Inspection, inputs: Inputs, spec: MaskSpec, *, i
     profile = spec.profile
     device = "cpu" if inputs.device.type == "cpu" else "cuda"
     saved = profile.prefix_cost * inputs.n_rows * (spec.keys.n_draws - 1)
-    of_vectors = invariant and device == "cpu" and all(len(site.shape) < 3 for site in profile.sites[:1])
-    least = _SHARED_PREFIX_OF_VECTORS if of_vectors else _SHARED_PREFIX[device]
+    alone = invariant and device == "cpu" and profile.of_vectors
+    least = 0.5 if alone else _SHARED_PREFIX[device]  # folded, a lone vector has products of all draws
     shares_prefix = profile.prefix_share > least and saved >= _SAVED_OPERATIONS[device]
     key = (spec.per_row, shares_prefix, spec.positions is None, autocast_dtype(inputs.device))
     if key not in inspection.strategies:
