@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.runtime.batches import input_hints
-from dropbayes.runtime.devices import cpu_threads, is_out_of_memory
+from dropbayes.runtime.devices import autocast_dtype, cpu_threads, is_out_of_memory
 from dropbayes.runtime.validation import check_choice
 from dropbayes.sampling.inputs import Inputs
 from dropbayes.sampling.inspection import Inspection, compared_rows, forget, inspect
@@ -350,8 +350,9 @@ def make_plan(
         spec = replace(spec, integrate=spec.integrate and strategy.draws != "single")
     limit = _WORKING_BYTES if direct is None else _WORKING_BYTES_DIRECT["cpu" if on_cpu else "cuda"]
     if direct is None and inputs.device.type == "cuda":
-        # In twice the blocks, many small layers take twice as long.
-        limit = torch.cuda.get_device_properties(inputs.device).total_memory // 16
+        limit = (
+            torch.cuda.get_device_properties(inputs.device).total_memory // 16
+        )  # smaller blocks of many small layers take longer
     plan = Plan(
         net, profile, spec, range(keys.n_draws), 1, 1, 0.0, strategy, inspection, direct, batch_invariant=invariant,
         moments_only=integrate, working_bytes=sampling.max_bytes or limit,
@@ -447,11 +448,12 @@ def _with_direct_sizes(plan: Plan, inputs: Inputs) -> Plan:
 def _with_fitting_blocks(plan: Plan, inputs: Inputs) -> Plan:
     """The plan with blocks that suit the number of rows, if these then have the same bits as in blocks of one size."""
     other = _suited_to_rows(plan, inputs)
-    if other.block_rows == plan.block_rows or other.strategy.rows not in ("together", "mapped"):
+    if other.block_rows == plan.block_rows:
         return plan
     assert plan.inspection is not None
-    known, threads = plan.inspection.strategies, torch.get_num_threads()
-    key = ("size", plan.block_rows, other.block_rows, len(plan.draws), plan.exact, plan.spec.per_row, threads)
+    known, way = plan.inspection.strategies, (torch.get_num_threads(), autocast_dtype(inputs.device))
+    sizes = tuple((one.block_rows, one.chunk_draws) for one in (plan, other))
+    key = ("size", sizes, len(plan.draws), plan.spec.integrate, plan.spec.per_row, way)
     if key not in known:
         small, large = (plan, other) if plan.block_rows < other.block_rows else (other, plan)
         known[key] = _have_same_bits(small, large, inputs)
@@ -463,11 +465,10 @@ def _suited_to_rows(plan: Plan, inputs: Inputs) -> Plan:
 
     Draws that run one at a time have all rows in one block, and few rows in a smaller one.
     """
-    assert plan.inspection is not None
     if plan.strategy.draws == "single":
-        pairs = min(_fitting_pairs(plan), plan.inspection.most_rows)
         few = 2 ** math.ceil(math.log2(inputs.n_rows))
-        return _with_blocks(plan, inputs, min(inputs.n_rows, pairs) if inputs.n_rows > plan.block_rows else few, 1)
+        rows = min(inputs.n_rows, _fitting_pairs(plan)) if inputs.n_rows > plan.block_rows else few
+        return _with_blocks(plan, inputs, rows, 1)
     if inputs.n_rows < _MIN_BLOCKS * plan.block_rows or inputs.device.type != "cpu":
         return plan
     profile, n_draws = plan.profile, len(plan.draws)
