@@ -263,6 +263,18 @@ def test_an_index_is_out_of_range_where_a_cpu_says_so(name, last):
     assert found.startswith("indices from") == bool(by_torch)
 
 
+@pytest.mark.parametrize("offsets", [[4, 2], [0, 4, 2], [0, 7], [2, 4]])
+def test_bags_that_do_not_follow_each_other_are_out_of_range(offsets):
+    with Checked(), pytest.raises(IndexError, match=r"bags of 6 entries must begin at 0 .*; got \["):
+        F.embedding_bag(torch.zeros(6, dtype=torch.int64), torch.randn(4, 5), torch.tensor(offsets))
+
+
+def test_bags_that_follow_each_other_are_in_range():
+    with Checked():
+        for offsets in ([0, 2, 2, 6], [0]):
+            F.embedding_bag(torch.zeros(6, dtype=torch.int64), torch.randn(4, 5), torch.tensor(offsets))
+
+
 def test_no_index_at_all_is_in_range():
     with Checked():
         assert torch.randn(4, 5)[torch.empty(0, dtype=torch.int64)].shape == (0, 5)

@@ -242,6 +242,9 @@ def check_indices(name: str, args: Arguments) -> None:
             axis += index.dim() if is_mask else 1
     elif name in ("embedding", "_embedding_bag", "_embedding_bag_forward_only"):
         indices = [(args[1], args[0].shape[0])]
+        bags = [0] if name == "embedding" else args[2].tolist()  # where each begins
+        if bags[:1] != [0] or [*bags, len(args[1])] != sorted([*bags, len(args[1])]):
+            raise IndexError(f"bags of {len(args[1])} entries must begin at 0 and follow each other; got {bags[:4]}")
     elif name.startswith(("gather", "scatter", "index_")) and isinstance(args[1], int):  # along that axis
         indices = [(args[2], args[0].shape[args[1]])]
     for index, size in indices:
