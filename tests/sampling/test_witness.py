@@ -159,6 +159,19 @@ def test_a_module_with_a_flag_that_is_run_by_a_global_variable_or_an_object_is_r
         db.predict(net, rows())
 
 
+def test_a_module_that_is_registered_from_a_global_variable_is_not_read_by_it(monkeypatch):
+    class Around(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = THE_NETWORK  # as in a notebook
+
+        def forward(self, x):
+            return self.body(x)
+
+    monkeypatch.setitem(globals(), "THE_NETWORK", Net(lambda m, h: F.dropout(h, 0.5, m.training)))
+    assert_right(Around(), rows())
+
+
 def test_a_part_that_stays_in_evaluation_stays_so():
     class Frozen(Net):
         def train(self, mode=True):

@@ -62,7 +62,8 @@ def _reached(net: nn.Module) -> Iterator[tuple[Any, set[str]]]:
             if cls in seen or cls.__module__.partition(".")[0] in ("torch", "dropbayes", "builtins"):
                 continue
             seen.add(cls)
-            pending += [value for value in vars(cls).values() if hasattr(value, "__code__")]
+            functions = {name: value for name, value in vars(cls).items() if hasattr(value, "__code__")}
+            pending += [value for name, value in functions.items() if name != "__init__"]  # which no pass runs
         held = [*vars(module).values(), *module._forward_hooks.values(), *module._forward_pre_hooks.values()]
         pending += [value for value in held if callable(value) and not isinstance(value, nn.Module)]
     while pending:
@@ -152,18 +153,14 @@ def unmoved_globals(net: nn.Module) -> Iterator[list[object]]:
         yield [generator for generator in found if not hasattr(generator, "manual_seed")]
 
 
-def _numpy_random() -> types.ModuleType:
-    return np.random  # loaded here: importing this library does not
-
-
 def _global_states() -> dict[str, Any]:
-    numpy_state = pickle.dumps(_numpy_random().get_state(legacy=False))  # which holds an array
+    numpy_state = pickle.dumps(np.random.get_state(legacy=False))  # which holds an array
     return {"Python's random": random.getstate(), "numpy.random": numpy_state}
 
 
 def _restore(states: dict[str, Any]) -> None:
     random.setstate(states["Python's random"])
-    _numpy_random().set_state(pickle.loads(states["numpy.random"]))
+    np.random.set_state(pickle.loads(states["numpy.random"]))
 
 
 class HostDraws:
@@ -193,7 +190,7 @@ class HostDraws:
         self._of_gpu = [(own, own.get_state()) for own in of_gpu]
         self._before, self._torch = _global_states(), torch.default_generator.get_state()
         if self._named:  # away from where an earlier pass, which may seed them, has left them
-            random.random(), _numpy_random().random()
+            random.random(), np.random.random()
         self._began = _global_states() if self._named else self._before
         if self._seeds:
             torch.default_generator.manual_seed(SENTINEL_SEED)
@@ -245,7 +242,7 @@ def seed_generators(seed: int | None) -> None:
     torch.default_generator.manual_seed(SENTINEL_SEED + (seed or 0) % 2**32)
     if seed is not None:
         random.seed(seed)
-        _numpy_random().seed(seed % 2**32)
+        np.random.seed(seed % 2**32)
 
 
 @contextlib.contextmanager
