@@ -114,6 +114,38 @@ def test_an_index_that_a_row_alone_does_not_have_leaves_the_device_in_use():
     assert float(torch.ones(3, device="cuda").sum()) == 3
 
 
+def test_bags_that_are_cut_as_rows_leave_the_device_in_use():
+    class Texts(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bag, self.drop, self.last = torch.nn.EmbeddingBag(30, 8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 2)
+
+        def forward(self, words, offsets):
+            return self.last(self.drop(self.bag(words, offsets)))
+
+    words, offsets = torch.randint(30, (12,), device="cuda"), torch.tensor([0, 4, 9], device="cuda")
+    with pytest.raises(ValueError, match=r"fails on"):
+        db.predict(Texts().cuda().eval(), (words, offsets), sampling=db.Sampling(row_axis=[None, 0]))
+    assert float(torch.ones(3, device="cuda").sum()) == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rounding_under_autocast_is_not_taken_for_a_branch_on_the_batch(dtype):
+    class Checked(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = torch.nn.Sequential(torch.nn.Linear(4, 256), torch.nn.Tanh(), torch.nn.Dropout(0.2))
+            self.mean, self.scale = torch.nn.Linear(256, 3), torch.nn.Linear(256, 3)
+
+        def forward(self, x):
+            h = self.net(x)
+            return torch.distributions.Normal(self.mean(h), self.scale(h).exp()).variance  # whose values are checked
+
+    with torch.autocast("cuda", dtype=dtype):
+        found = db.predict(Checked().cuda().eval(), torch.randn(3, 4, device="cuda"), n_draws=16)
+    assert bool((found.epistemic > 0).all())
+
+
 def test_rows_that_are_mixed_in_large_batches_leave_the_device_in_use():
     net, _ = build("dropout_mlp")
 

@@ -448,3 +448,38 @@ def test_rows_that_share_drawn_weights_are_a_block_of_few_draws():
     n_weights = sum(p.numel() for p in net.parameters() if p.dim())
     assert plan.block_rows >= 32, "all weights are drawn anew for each block"
     assert 24 * n_weights * plan.chunk_draws <= 32 * 2**20, "and held for all its draws"
+
+
+@pytest.mark.parametrize("error, agrees", [(0.02, True), (1.0, False)])
+def test_the_rounding_of_a_small_output_is_not_taken_for_another_law_with_many_rows(monkeypatch, error, agrees):
+    layers = {"a": nn.Linear(4, 16, bias=False), "d": nn.Dropout(0.3), "o": nn.Linear(16, 8, bias=False)}
+    net, x = made(0, Module(lambda m, x: m.o(m.d(torch.tanh(m.a(x)))), **layers)), 3 * torch.randn(8, 4)
+    x[0] = 0  # of which the output is nothing but its rounding
+    evaluate, alone = planning.evaluate, []
+
+    def rounded(strategy, spec, work):
+        outputs = evaluate(strategy, spec, work)
+        if strategy != planning.ONE_BY_ONE:
+            return [out + error for out in outputs]
+        alone.append(len(work.rows) * len(work.draws))
+        return outputs
+
+    monkeypatch.setattr(planning, "evaluate", rounded)
+    inputs = as_inputs(x, net)
+    list(planning.make_plan(net, inputs, keys=Sampling().keys(20, 0)).run(inputs))
+    assert (alone == [1]) == agrees, "one row of one draw is compared; what differs goes on one by one"
+
+
+@pytest.mark.parametrize("seed", [5, 7])
+def test_a_network_of_half_precision_is_inspected_once(seed):
+    torch.manual_seed(seed)
+    layer = nn.TransformerEncoderLayer(64, 4, 128, 0.1, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
+    net = Module(lambda m, x: m.o(m.e(x)[:, 0]), e=encoder, o=nn.Linear(64, 2)).eval().bfloat16()
+    x, rows = torch.randn(8, 12, 64).bfloat16(), []
+    net.o.register_forward_pre_hook(lambda module, args: rows.append(len(args[0])))
+    db.predict(net, x, n_draws=20)
+    assert len(rows) < 20
+    rows.clear()
+    db.predict(net, x, n_draws=20)
+    assert rows == [8]

@@ -72,6 +72,13 @@ def test_what_all_rows_have_in_common_is_no_size_of_a_column():
     assert equal_but_for_rounding(batch, batch + 0.02, offsets=False)
 
 
+def test_what_was_computed_in_half_precision_is_compared_in_it():
+    batch = torch.tensor([[1.0], [2.0]])
+    assert not equal_but_for_rounding(batch, batch * 1.01, offsets=False)
+    assert equal_but_for_rounding(batch, batch * 1.01, offsets=False, precision=torch.bfloat16)
+    assert not equal_but_for_rounding(batch, batch * 1.2, offsets=False, precision=torch.bfloat16)
+
+
 def test_infinities_and_nans_are_equal_to_themselves_only():
     value = torch.tensor([[torch.inf, torch.nan, 1.0]])
     assert equal_but_for_rounding(value, value.clone())
@@ -126,13 +133,14 @@ def test_a_write_into_a_weight_is_an_error_of_its_own_before_it_happens():
     assert torch.equal(net.a.weight, before)
 
 
-def test_double_precision_is_an_arbiter_where_the_network_has_it():
-    inputs = as_inputs(torch.ones(2, 4))
-    prober = Prober(nn.Linear(4, 4), inputs, (), frozenset())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_double_precision_is_an_arbiter_where_the_network_has_it(dtype):
+    inputs = as_inputs(torch.ones(2, 4, dtype=dtype))
+    prober = Prober(nn.Linear(4, 4).to(dtype), inputs, (), frozenset())
     with torch.no_grad():
         assert prober.in_double(inputs, lambda exact, rows: exact(rows.leaves, None).tensors[0].dtype == torch.float64)
         assert not prober.in_double(inputs, lambda exact, rows: exact([None], None).fits(prober(rows.leaves, None)))
-    assert inputs.leaves[0].dtype == torch.float32
+    assert inputs.leaves[0].dtype == dtype
 
 
 def test_double_precision_judges_the_rows_in_question():

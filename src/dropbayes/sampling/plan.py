@@ -65,12 +65,11 @@ class Block:
 
     rows: range
     draws: range
-    outputs: list[Tensor]
-    """Each tensor of the output, `[draw, row, ...]`."""
-    variances: list[Tensor] | None = None
-    """The mean over these draws of the variance over an integrated last layer, `[row, ...]`."""
-    moments: tuple[Tensor, Tensor] | None = None
-    """In place of the outputs of all draws: their mean and variance, `[row, ...]`."""
+    outputs: list[Tensor]  # each tensor of the output, `[draw, row, ...]`
+    variances: list[Tensor] | None = None  # the means over these draws of those over an integrated last layer
+    moments: tuple[Tensor, Tensor] | None = (
+        None  # in place of the outputs: mean and variance of all draws, `[row, ...]`
+    )
 
 
 @dataclass(frozen=True)
@@ -278,9 +277,10 @@ class Plan:
                 together[draw] = evaluate(DRAW_BY_DRAW, self.spec, one)
         except Exception:  # no mask can be laid on rows that go different ways
             return
+        equal = functools.partial(equal_but_for_rounding, offsets=False, precision=autocast_dtype(work.inputs.device))
         for draw, several in together.items():
             apart = [out[draw - work.draws.start, :n_rows][None] for out in outputs]
-            if not all(map(functools.partial(equal_but_for_rounding, offsets=False), several, apart)):
+            if not all(map(equal, several, apart)):
                 raise ValueError(
                     "`net` chooses a branch by a value that it takes from all rows of a batch: its rows depend on "
                     "each other. Pass row_axis=None to take the whole input as one row."
@@ -349,10 +349,8 @@ def make_plan(
         strategy = chosen_strategy(inspection, inputs, spec, invariant=invariant)
         spec = replace(spec, integrate=spec.integrate and strategy.draws != "single")
     limit = _WORKING_BYTES if direct is None else _WORKING_BYTES_DIRECT["cpu" if on_cpu else "cuda"]
-    if direct is None and inputs.device.type == "cuda":
-        limit = (
-            torch.cuda.get_device_properties(inputs.device).total_memory // 16
-        )  # smaller blocks of many small layers take longer
+    if direct is None and inputs.device.type == "cuda":  # smaller blocks of many small layers take longer
+        limit = torch.cuda.get_device_properties(inputs.device).total_memory // 16
     plan = Plan(
         net, profile, spec, range(keys.n_draws), 1, 1, 0.0, strategy, inspection, direct, batch_invariant=invariant,
         moments_only=integrate, working_bytes=sampling.max_bytes or limit,
@@ -394,8 +392,9 @@ def _with_sizes(plan: Plan, inputs: Inputs) -> Plan:
         affordable = _FREE_OPERATIONS[device] / (profile.prefix_cost + profile.suffix_cost)
         size = 2 ** int(math.log2(max(1, min(pairs, max(_MIN_PAIRS_DIRECT, affordable), 1024))))
         rows, chunk, plan = max(4, 4 * size // n_draws), n_draws, replace(plan, pairs=size)
-    elif not plan.batch_invariant:
-        rows, chunk = _largest_block(inputs.n_rows, at_once, pairs)
+    elif not plan.batch_invariant:  # as many pairs as memory holds: all draws of some rows, or some draws of one
+        rows = math.ceil(inputs.n_rows / math.ceil(inputs.n_rows / max(1, pairs // at_once)))
+        chunk = math.ceil(at_once / math.ceil(at_once / max(1, pairs // rows)))
     else:
         in_turn = at_once == 1 and n_draws > 1
         free = _FREE_OPERATIONS_SINGLE if in_turn else _FREE_OPERATIONS_SMALL[device]
@@ -504,10 +503,4 @@ def _block_shape(plan: Plan, n_wanted: int, device: str, pairs: int, free: float
         shared = max(shared, 4)  # nearly all work is: four rows cost far less than one row draw by draw
     least = least if least <= min(pairs // n_wanted, 4 * _FREE_OPERATIONS_SINGLE / a_row) else 1.0
     rows = 2 ** int(math.log2(min(max(free / a_row, shared, least, 1.0), _MAX_ROWS[device], pairs)))
-    return rows, math.ceil(n_wanted / math.ceil(n_wanted / max(1, pairs // rows)))
-
-
-def _largest_block(n_rows: int, n_wanted: int, pairs: int) -> tuple[int, int]:
-    """The rows and draws of blocks of as many pairs as memory holds: all draws of some rows, or some draws of one."""
-    rows = math.ceil(n_rows / math.ceil(n_rows / max(1, pairs // n_wanted)))
     return rows, math.ceil(n_wanted / math.ceil(n_wanted / max(1, pairs // rows)))

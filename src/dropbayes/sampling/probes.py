@@ -155,21 +155,24 @@ class Prober:
 
 
 def double_inputs(inputs: Inputs) -> Inputs:
-    """The inputs with float32 tensors in float64."""
-    return inputs.with_tensors(lambda tensor: tensor.double() if tensor.dtype == torch.float32 else tensor)
+    """The inputs with all real numbers in float64."""
+    return inputs.with_tensors(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
 
 
-def equal_but_for_rounding(a: Tensor, b: Tensor, batch: Tensor | None = None, *, offsets: bool = True) -> bool:
+def equal_but_for_rounding(
+    a: Tensor, b: Tensor, batch: Tensor | None = None, *, offsets: bool = True, precision: torch.dtype | None = None
+) -> bool:
     """Whether two outputs agree up to the order of summation.
 
     An element is compared with the largest of its column (of its channel, its position), in the batch it is from: a
-    probability is not compared with a price. With `offsets`, what all rows have in common does not count for that.
+    probability is not compared with a price. With `offsets`, what all rows have in common does not count for that. The
+    `precision` is that of the computation, by default of the outputs.
     """
     if a.shape != b.shape:
         return False
     if not (a.is_floating_point() or a.is_complex()):
         return torch.equal(a, b)
-    dtype = a.dtype if not a.is_complex() else torch.float32
+    dtype = precision or (torch.float32 if a.is_complex() else a.dtype)
     share = _ROUNDING.get(dtype, 1e-2) if a.device.type == "cpu" else max(_ROUNDING.get(dtype, 1e-2), _TENSOR_CORES)
     wide = torch.complex128 if a.is_complex() else torch.float64
     a, b, batch = a.to(wide), b.to(wide), None if batch is None else batch.to(wide)

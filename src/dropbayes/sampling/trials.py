@@ -156,13 +156,17 @@ def learned_sites(spec: MaskSpec, work: Work) -> tuple[Site, ...] | None:
 
 
 def agrees(outputs: list[Tensor], expected: list[Tensor], row: int, draw: int, within: float = 0.0) -> bool:
-    """Whether a row's output from a draw on, among others, is the one it has alone; or as a whole, within a share."""
+    """Whether a row's output from a draw on, among others, is the one it has alone; or as a whole, within a share.
+
+    The share is of its size or, as a small output may be the difference of large numbers, of that of all on average.
+    """
     if len(outputs) != len(expected):
         return False
     for whole, one in zip(outputs, expected, strict=True):
         actual, wanted = whole[draw : draw + len(one), row], one[:, 0]
         if within and actual.shape == wanted.shape and actual.is_floating_point():
-            if not float((actual - wanted).norm()) <= within * float(wanted.norm()):  # or if it is nan
+            typical = whole.double().norm() * math.sqrt(len(one) / math.prod(whole.shape[:2]))
+            if not float((actual - wanted).norm()) <= within * float(wanted.norm().maximum(typical)):  # or if it is nan
                 return False
         elif not equal_but_for_rounding(actual, wanted, whole[:, row] if len(whole) > 1 else whole[0]):
             return False
