@@ -1,8 +1,11 @@
 """The batches of a loader: what a network takes of them, on its device."""
 
+import numpy as np
+import pytest
 import torch
 from torch import nn
 
+import dropbayes as db
 from dropbayes.runtime.batches import input_hints, loaded_batches, network_arguments, takes_whole
 
 
@@ -62,3 +65,15 @@ def test_an_input_on_another_device_is_explained_beside_the_message_of_torch():
     message = "Expected all tensors to be on the same device"
     hints = input_hints(elsewhere, [torch.randn(4, 3)], message)
     assert hints == ["`x` is on cpu and the network on meta: pass x.to('meta')."]
+
+
+def test_whole_numbers_for_a_network_of_real_ones_are_explained_beside_the_message_of_torch():
+    with pytest.raises(RuntimeError) as caught:
+        db.predict(nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.1)), np.ones((4, 3), int))
+    expected = "`x` has torch.int64 and the network's weights torch.float32: pass x.to(torch.float32)."
+    assert caught.value.__notes__ == [expected]
+
+
+def test_a_loader_without_batches_is_refused():
+    with pytest.raises(ValueError, match="`x` must have at least one batch; got an empty DataLoader"):
+        list(loaded_batches(nn.Linear(1, 1), []))

@@ -139,8 +139,6 @@ def evaluate(
             results.append([one.results() for one in scored.values()])
         keep_state(net, inputs, plan.profile)
         offset += inputs.n_rows
-    if not heads:
-        raise ValueError("`x` must have at least one batch; got an empty DataLoader.")
     per_row = torch.cat(joint_densities)
     if sample_weight is not None:
         if isinstance(x, torch.utils.data.DataLoader):

@@ -140,8 +140,6 @@ def predict(
         for one, its in zip(nets, plans, strict=True):
             keep_state(one, inputs, its.profile)
         offset += inputs.n_rows
-    if not plans:
-        raise ValueError("`x` must have at least one batch; got an empty DataLoader.")
     statistics = trees(results, plan.profile, request)
     used = statistics.get("draws_used")
     made = int(used.max()) if used is not None else 0 if plan.exact else keys.n_draws * len(nets)

@@ -62,10 +62,10 @@ def input_hints(net: nn.Module, leaves: Sequence[PyTree], message: str) -> list[
     if "must be Tensor, not" in message and len(leaves) > 1:
         return [f"`x` holds {len(leaves)} entries, which `net` takes as one argument. Leave targets out of `x`."]
     weights = {parameter.dtype for parameter in net.parameters() if parameter.is_floating_point()}
-    given = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
-    if "dtype" in message and len(weights) == 1 and given - weights:
+    others = sorted((tensor for tensor in tensors if tensor.dtype not in weights), key=Tensor.is_floating_point)
+    if "dtype" in message and len(weights) == 1 and others:
         expected = next(iter(weights))
-        return [f"`x` has {next(iter(given - weights))} and the network's weights {expected}: pass x.to({expected})."]
+        return [f"`x` has {others[-1].dtype} and the network's weights {expected}: pass x.to({expected})."]
     devices, device = {str(parameter.device) for parameter in net.parameters()}, str(tensors[0].device)
     if "device" in message and len(devices) == 1 and device not in devices:
         return [f"`x` is on {device} and the network on {min(devices)}: pass x.to({min(devices)!r})."]
@@ -84,5 +84,8 @@ def loaded_batches(net: nn.Module, loader: Any) -> Iterator[Any]:
         there = leaf.to(device) if hasattr(leaf, "to") else leaf
         return leaf if there is None else there  # some objects move themselves
 
+    batch = None
     for batch in loader:
         yield pytree.tree_map(moved, batch)
+    if batch is None:
+        raise ValueError("`x` must have at least one batch; got an empty DataLoader.")
