@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import dropbayes as db
 from dropbayes.runtime.progress import ProgressBar
-from dropbayes.sampling import Sampling
+from dropbayes.sampling import Sampling, UncertaintyWarning
 from dropbayes.sampling.inputs import as_inputs
 from dropbayes.sampling.plan import make_plan
 from tests.sampling.zoo import Module, build
@@ -189,6 +189,17 @@ def test_sequence_first_results_have_rows_where_the_network_has_them():
 def test_bad_wishes_are_refused(arguments, error, words):
     with pytest.raises(error, match=words):
         db.predict(perceptron(), torch.ones(2, 6), **arguments)
+
+
+def test_where_a_unit_is_off_the_linear_method_does_not_say_that_draws_agree():
+    net = nn.Sequential(nn.Dropout(0.5), nn.Linear(2, 1), nn.ReLU(), nn.Linear(1, 1))
+    with torch.no_grad():
+        net[1].weight.copy_(torch.tensor([[1.0, -1.0]]))
+        net[1].bias.fill_(-0.5)  # off where both inputs are kept, on where the second is dropped
+    x = torch.ones(1, 2)
+    assert db.predict(net, x).epistemic > 0
+    with pytest.warns(UncertaintyWarning, match="^to first order the output does not change.* is 0"):
+        assert db.predict(net, x, method="linear").epistemic == 0
 
 
 def test_a_likelihood_needs_one_tensor():

@@ -184,7 +184,8 @@ def plan_by(
         return moments_plan(net, inputs, drawn["sampling"], only_moments=only_moments)
     options = Linear() if method == "linear" else method
     if not isinstance(options, Linear):
-        raise ValueError(f'`method` must be "sampling", "linear", "moments" or "controlled"; got {method!r}.')
+        known = '"sampling", "linear", "moments"' + ' or "controlled"' * only_moments  # which corrects moments alone
+        raise ValueError(f"`method` must be one of {known}; got {method!r}.")
     plan = linear_plan(net, inputs, drawn["sampling"])
     return replace(plan, options=options, judged=request.likelihood_tensor(plan.profile), only_moments=only_moments)
 
@@ -227,12 +228,11 @@ def check_outputs(prediction: Prediction) -> None:
     if not all(map(math.isfinite, magnitudes)) and not all(bool(one.all()) for one in defined):
         raise ValueError(NOT_FINITE)
     if prediction.n_draws != 1 and not any(magnitudes[len(means) :]):
-        warnings.warn(
-            "every draw of the network gave the same output: its dropout does not reach the output for these rows, so "
-            "the epistemic variance is 0. Look at dropbayes.doctor(net, x).",
-            UncertaintyWarning,
-            stacklevel=3,
-        )
+        why = "every draw of the network gave the same output: its dropout does not reach the output for these rows"
+        if prediction.method.startswith("linear"):  # a unit that is off has no slope, though a draw may switch it on
+            why = 'to first order the output does not change with the masks (method="sampling" has all orders)'
+        message = f"{why}, so the epistemic variance is 0. Look at dropbayes.doctor(net, x)."
+        warnings.warn(message, UncertaintyWarning, stacklevel=3)
 
 
 # Adaptive number of draws ------------------------------------------------------------------------------------------
