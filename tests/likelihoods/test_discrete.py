@@ -71,8 +71,9 @@ def test_categorical_moments_are_those_of_one_hot_labels():
 @pytest.mark.parametrize(
     ("y", "rule"),
     [
-        (torch.zeros(4), "class labels"),
-        (torch.zeros(4, 3, dtype=torch.long), "less its class axis"),
+        (torch.zeros(4), r"class labels .* y.long\(\), or y.argmax\(-1\)"),
+        (torch.zeros(4, 3, dtype=torch.long), r"less its class axis.* One-hot rows are y.argmax\(-1\)"),
+        (torch.zeros(4, 1, dtype=torch.long), r"a column y\[:, 0\]"),
         (torch.zeros(5, dtype=torch.long), "less its class axis"),
         (torch.tensor(0), "less its class axis"),
     ],

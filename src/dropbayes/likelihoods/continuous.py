@@ -104,11 +104,9 @@ class StudentT(Likelihood):
 
     def __post_init__(self) -> None:
         check_positive("scale", self.scale)
-        if not (hasattr(self.degrees_of_freedom, "__float__") and 2 < self.degrees_of_freedom < math.inf):
-            raise ValueError(
-                "`degrees_of_freedom` must be greater than 2, below which the variance is infinite; got "
-                f"{self.degrees_of_freedom!r}."
-            )
+        nu = self.degrees_of_freedom
+        if not (hasattr(nu, "__float__") and 2 < nu < math.inf):
+            raise ValueError(f"`degrees_of_freedom` must be greater than 2, for a finite variance; got {nu!r}.")
 
     def mean(self, output: Tensor) -> Tensor:
         return output

@@ -66,15 +66,14 @@ class Categorical(ClassLikelihood):
         axis = self.for_output(min(y.dim() + 1, output.dim())).axis
         self._check_classes(output, axis)
         if y.is_floating_point() or y.is_complex():
-            raise ValueError(
-                f"`y` must hold class labels (integers); got {y.dtype}. Pass y.argmax(...) for one-hot rows."
-            )
+            remedy = f"Pass y.long(), or y.argmax({axis}) of one-hot rows."
+            raise ValueError(f"`y` must hold class labels (integers); got {y.dtype}. {remedy}")
         log_probabilities = (output.log() if self.probabilities else output.log_softmax(axis)).movedim(axis, -1)
         row_axes = log_probabilities.shape[:-1]
         if not 1 <= y.dim() <= len(row_axes) or y.shape != row_axes[-y.dim() :]:
             raise ValueError(
-                "`y` must have the output's shape less its class axis; got y "
-                f"{tuple(y.shape)} against output {tuple(output.shape)} with class_axis={axis}."
+                f"`y` must have the output's shape less its class axis; got y {tuple(y.shape)} against output "
+                f"{tuple(output.shape)} with class_axis={axis}. One-hot rows are y.argmax({axis}), a column y[:, 0]."
             )
         try:
             found = log_probabilities.gather(-1, y.long().expand(row_axes)[..., None])

@@ -294,6 +294,9 @@ def checked_targets(y: Array, output: Tensor, likelihood: Likelihood | None) -> 
         likelihood = likelihood.for_output(output.dim())
     elif not targets.is_floating_point() and output.numel() > targets.numel():
         likelihood = Categorical().for_output(output.dim())
+    elif bool((targets.square() == targets).all()) and bool(targets.any()):
+        remedy = "Bernoulli() of labels, Gaussian(1.0) of numbers; one-hot rows are y.argmax(1)"
+        raise ValueError(f"`likelihood` must be given for a `y` of 0 and 1 alone: {remedy}.")
     if isinstance(likelihood, ClassLikelihood):
         return targets, likelihood
     mean = output if likelihood is None else likelihood.mean(output)

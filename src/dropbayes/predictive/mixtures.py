@@ -55,9 +55,7 @@ class Mixture:
         if not bool((scale > 0).all()):
             raise ValueError(f"`scale` must be positive; its smallest value is {float(scale.min()):.3g}.")
         if not all(nu > 2 for nu in freedom):
-            raise ValueError(
-                f"`freedom` must be greater than 2; got {min(freedom):.3g}. Student's t has no variance below."
-            )
+            raise ValueError(f"`freedom` must be greater than 2, for a finite variance; got {min(freedom):.3g}.")
         n_outputs = location.shape[2] if location.dim() == 3 else 1
         if len(freedom) not in (1, n_outputs):
             raise ValueError(f"`freedom` must be one number or one per output ({n_outputs}); got {len(freedom)}.")

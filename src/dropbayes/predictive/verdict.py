@@ -134,9 +134,9 @@ def check(
         net: A trained network with dropout.
         x: The inputs of rows that it was not trained on.
         y: Their outcomes.
-        likelihood: The observation model. By default categorical if `y` holds integers and the output has several
-            columns; otherwise Gaussian with a precision τ fitted to these rows, separately for the draws and the plain
-            pass.
+        likelihood: The observation model. By default categorical if `y` holds integers, fewer than the outputs;
+            otherwise Gaussian with a precision τ fitted to these rows, separately for the draws and the plain pass. A
+            `y` of 0 and 1 alone needs one, labels as numbers.
         members: Independently trained networks of the same kind, to find the size of an equivalent ensemble.
         n_draws: The number of draws T.
         seed: The seed of the draws.
