@@ -149,6 +149,8 @@ def test_an_evaluation_shows_itself_in_one_line():
     result = db.evaluate(network(), torch.randn(4, 4), torch.zeros(4, 1), likelihood=db.Gaussian(1.0), n_draws=5)
     assert repr(result).startswith("Evaluation(4 rows, log_likelihood -")
     assert len(repr(result)) < 120 and "tensor" not in repr(result)
+    one = db.evaluate(network(), torch.randn(1, 4), torch.zeros(1, 1), likelihood=db.Gaussian(1.0), n_draws=5)
+    assert repr(one).startswith("Evaluation(1 row, ")
 
 
 class TwoHeads(nn.Module):
@@ -215,6 +217,24 @@ def test_whole_numbers_and_several_columns_are_classes():
     assert checked_targets(y, logits[:, :1], db.Bernoulli())[1] == db.Bernoulli()
 
 
+@pytest.mark.parametrize("y", [torch.eye(3).long(), torch.eye(3), torch.tensor([[True], [False], [True]])])
+def test_zeros_and_ones_are_not_taken_for_numbers(y):
+    outputs = torch.zeros(y.shape)
+    with pytest.raises(ValueError, match=r"0 and 1 alone: Bernoulli\(\) of labels.* one-hot rows are y.argmax\(1\)"):
+        checked_targets(y, outputs, None)
+    assert checked_targets(y, outputs, db.Gaussian(1.0))[1] == db.Gaussian(1.0)
+    assert checked_targets(y, outputs, db.Bernoulli())[1] == db.Bernoulli()
+
+
+def test_a_method_that_evaluate_does_not_have_is_not_offered():
+    net, x, y = network(), torch.randn(4, 4), torch.zeros(4, 1)
+    for method in ("controlled", "exact"):
+        with pytest.raises(ValueError, match=f'must be one of "sampling", "linear", "moments"; got \'{method}\''):
+            db.evaluate(net, x, y, likelihood=db.Gaussian(1.0), method=method)
+    with pytest.raises(ValueError, match='"moments" or "controlled"; got'):
+        db.predict(net, x, method="exact")
+
+
 def test_the_fitted_noise_is_the_maximum_of_the_likelihood():
     torch.manual_seed(0)
     draws, y = 0.3 * torch.randn(20, 500, 1), torch.randn(500, 1)
@@ -258,7 +278,7 @@ def test_truth_values_and_whole_numbers_of_any_kind_are_outcomes(kind):
         )
         assert found.log_likelihood == expected.log_likelihood and found.scores == expected.scores
         db.fit(model, x, y.astype(kind).reshape(shape), likelihood=likelihood, epochs=1, device="cpu")
-    assert db.check(net, x, y.astype(kind), n_draws=5).n_rows == 6
+    assert db.check(net, x, y.astype(kind), likelihood=db.Poisson(), n_draws=5).n_rows == 6
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,8 @@ def test_statistics_of_classes_say_which_likelihood_is_missing(name):
 
 def test_a_prediction_shows_itself_in_a_few_lines():
     prediction = predicted(n_rows=1000)
-    assert len(repr(prediction)) < 120 and "1000 rows" in repr(prediction)
+    assert len(repr(prediction)) < 120 and "1,000 rows" in repr(prediction)
+    assert repr(prediction[:1]).startswith("Prediction(1 row of shape (1,), ")
     assert str(prediction).count("\n") <= 13 and "…" in str(prediction)
     assert prediction._repr_html_().count("<tr>") == 12
 

@@ -56,7 +56,7 @@ class Evaluation(Printed):
     def __repr__(self) -> str:
         first = {"log_likelihood": self.log_likelihood, **dict(list(self.scores.items())[:3])}
         scores = ", ".join(f"{name} {value:.4g}" for name, value in first.items())
-        return f"Evaluation({self.n_rows:,} rows, {scores}; {self._how})"
+        return f"Evaluation({count(self.n_rows, 'row')}, {scores}; {self._how})"
 
     @property
     def _how(self) -> str:

@@ -13,7 +13,7 @@ from torch.utils._pytree import PyTree
 
 from dropbayes.predictive.statistics import CLASS_STATISTICS, DRAWS_FIRST
 from dropbayes.runtime.arrays import NumpyArray
-from dropbayes.runtime.formatting import Printed, Table
+from dropbayes.runtime.formatting import Printed, Table, count
 from dropbayes.runtime.validation import Array, check_probability, needed_for
 from dropbayes.sampling import split
 
@@ -245,11 +245,12 @@ class Prediction(Printed):
         if not self._has_rows:
             shapes = ", ".join(str(tuple(t.shape)) for t in split(self.mean)[0])
             return f"Prediction(outputs {shapes}; {how})"
+        rows = count(len(self), "row")
         if self.information:
             information = float(self.mutual_information.mean())
-            return f"Prediction({len(self)} rows, mean mutual information {information:.3g} nats; {how})"
+            return f"Prediction({rows}, mean mutual information {information:.3g} nats; {how})"
         mean, std = float(self.mean.double().mean()), float(self.variance.double().mean().sqrt())
-        return f"Prediction({len(self)} rows of shape {tuple(self.mean.shape[1:])}, mean {mean:.3g} ± {std:.3g}; {how})"
+        return f"Prediction({rows} of shape {tuple(self.mean.shape[1:])}, mean {mean:.3g} ± {std:.3g}; {how})"
 
     def table(self) -> Table:
         """The first and last rows, and few columns; the title alone where there is no table to show."""
