@@ -115,13 +115,12 @@ def test_nothing_after_1984_is_learned_from():
 def test_without_the_series_it_takes_the_diabetes_table_and_says_so(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "statsmodels", None)
     monkeypatch.setitem(sys.modules, "statsmodels.datasets", None)
-    for name, value in QUICK.items():
-        monkeypatch.setitem(demonstration.SETTINGS, name, value)
     path, printed = ran(tmp_path)
     assert "scikit-learn's diabetes table takes its place" in " ".join(printed.split())
     rows = table_of(tmp_path / "diabetes.csv")
     assert len(rows) == 442 and sum(row["part"] == "held out" for row in rows) == 147
     assert "disease progression" in path.read_text(encoding="utf-8")
+    assert "As far as 147 rows can tell, it is calibrated." in " ".join(printed.split())
 
 
 @pytest.mark.slow
