@@ -248,11 +248,11 @@ def _scatter(angles: Array, results: dict[DropoutLayers, Arrays]) -> Any:
 def _curves(angles: Array, results: dict[DropoutLayers, Arrays]) -> Any:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 2.8), layout="constrained")
+    figure = Figure(figsize=(10, 3.0), layout="constrained")
     for ax, name in zip(figure.subplots(1, 3, sharex=True), MEASURES, strict=True):
         for sites, arrays in results.items():
             ax.plot(angles, arrays[f"turned_{name}"], "o-", ms=3, label=NAMES[sites])
         unit = "" if name == "variation_ratio" else " (nats)"
         ax.set(title=f"{name.replace('_', ' ').capitalize()}{unit}", xlabel="degrees", ylim=(0, None))
-    figure.axes[0].legend(loc="lower right", fontsize=8)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
