@@ -60,7 +60,7 @@ def forward(
 ) -> Tensor:
     r"""All members' outputs $\sigma(\mathbf x \mathbf z_1 \mathbf W_1 + \mathbf b)\,\mathbf z_2 \mathbf W_2 \dots$.
 
-    [GG16, eq:NN:reg]. `x` is `[member, row, feature]`; `weights` are already divided by the keep probabilities.
+    [GG16, sect:dropout]. `x` is `[member, row, feature]`; `weights` are already divided by the keep probabilities.
     """
     nonlinearity, h = ACTIVATIONS[activation][0], x
     for layer, (weight, bias, mask) in enumerate(zip(weights, biases, masks, strict=True)):

@@ -28,7 +28,7 @@ PASSES_MASK: Operations = SHAPES | {
     F.adaptive_max_pool2d, F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, F.adaptive_avg_pool1d, F.adaptive_avg_pool2d,
     torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, Tensor.mul_, F.pad, F.interpolate, F.pixel_shuffle,
 }  # fmt: skip
-"""Operations that leave a dropped unit at zero, as a non-linearity with σ(0) = 0 does [GG16, section 5.1]."""
+"""Operations that leave a dropped unit at zero, as a non-linearity with σ(0) = 0 does [GG16, section "Insights"]."""
 
 CONVOLUTIONS: Operations = frozenset(
     {F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d}
