@@ -145,6 +145,13 @@ def test_a_temperature_of_impossible_input_is_refused(logits, labels):
         calibration.temperature(logits, labels)
 
 
+def test_a_temperature_is_not_fitted_to_probabilities_in_the_place_of_logits():
+    p, labels = sample(2000)
+    with pytest.raises(ValueError, match="must be logits; got what sums to 1, as probabilities do"):
+        calibration.temperature(p[None], labels)
+    assert 0.5 < calibration.temperature(p.log()[None], labels) < 2
+
+
 def sample(n, seed=0):
     """True probabilities of three classes, and labels drawn from them."""
     truth = (1.5 * normal(n, 3, seed=seed)).softmax(-1)

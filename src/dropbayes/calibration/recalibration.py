@@ -103,9 +103,9 @@ def temperature(logit_draws: Array, labels: Array, *, sample_weight: Array | Non
 
     logits = validation.finite_tensor("logit_draws", logit_draws)
     if logits.dim() != 3:
-        raise ValueError(
-            f"`logit_draws` must be [draw, row, class]; got {tuple(logits.shape)}. Pass logits[None] for a single draw."
-        )
+        raise ValueError(f"`logit_draws` must be [draw, row, class]; got {tuple(logits.shape)}. Try logits[None].")
+    if bool((logits >= 0).all() and ((logits.sum(-1) - 1).abs() <= 1e-3).all()):
+        raise ValueError("`logit_draws` must be logits; got what sums to 1, as probabilities do. Pass their logarithm.")
     truth = validation.class_labels(labels, n_rows=logits.shape[1], n_classes=logits.shape[2], device=logits.device)
     weight = validation.row_weights(sample_weight, len(truth), like=logits)
     double, index = logits.detach().double(), truth.expand(logits.shape[:2])[..., None]
