@@ -88,6 +88,15 @@ def test_a_loader_of_pairs_gives_the_scores_of_its_rows():
     assert "log-likelihood" in str(whole) and "21 rows, 30 draws" in str(whole)
 
 
+@pytest.mark.parametrize("given", [{"y": torch.zeros(5, 1)}, {"sample_weight": torch.ones(5)}])
+def test_outcomes_and_weights_beside_a_loader_are_refused_before_a_pass(given):
+    net = network()
+    net.register_forward_hook(lambda *_: pytest.fail("the network ran"))
+    loader = DataLoader(TensorDataset(torch.randn(5, 4), torch.randn(5, 1)))
+    with pytest.raises(TypeError, match="whose batches hold the outcomes: leave `y` and `sample_weight` out"):
+        db.evaluate(net, loader, likelihood=db.Gaussian(1.0), progress=False, **given)
+
+
 def test_unequal_rows_and_missing_outcomes_are_refused():
     net, x = network(), torch.randn(5, 4)
     likelihood = db.Gaussian(precision=1.0)

@@ -120,6 +120,8 @@ def evaluate(
     """
     if likelihood is None:
         raise TypeError("`likelihood` must say what the output means, such as Gaussian(precision=1.0); got None.")
+    if isinstance(x, torch.utils.data.DataLoader) and not (y is None and sample_weight is None):
+        raise TypeError("`x` is a DataLoader, whose batches hold the outcomes: leave `y` and `sample_weight` out.")
     request, keys = Request(likelihood), mask_keys(n_draws, seed, sampling)
     results, joint_densities = list[Rows](), list[Tensor]()
     offset = sampling.row_offset
@@ -141,8 +143,6 @@ def evaluate(
         offset += inputs.n_rows
     per_row = torch.cat(joint_densities)
     if sample_weight is not None:
-        if isinstance(x, torch.utils.data.DataLoader):
-            raise TypeError("`sample_weight` must be left out for a DataLoader: its order is not known beforehand.")
         sample_weight = row_weights(sample_weight, len(per_row), like=per_row)
     scores, curves, n_outcomes = dict[str, float](), list[ReliabilityCurve](), 0
     for index, (prefix, model, _) in enumerate(heads.values()):
@@ -174,7 +174,7 @@ def _pairs(
     """The inputs and outcomes in `x` and `y`, or in each batch of a DataLoader."""
     is_loader = isinstance(x, torch.utils.data.DataLoader)
     for batch in batches(net, x, progress=progress, title="evaluate"):
-        arguments, targets = batch, None if is_loader else y
+        arguments, targets = batch, y
         if targets is None and isinstance(batch, Mapping) and "labels" in batch:
             arguments, targets = network_arguments(net, batch), batch["labels"]
         elif is_loader:
