@@ -121,7 +121,7 @@ def function_draw(
     """
     check_sampling(sampling)
     keys = sampling.keys(n_draws, seed)
-    if not (hasattr(index, "__index__") and 0 <= operator.index(index) < keys.n_draws):
+    if not (hasattr(index, "__index__") and torch.as_tensor(index).numel() == 1 and 0 <= int(index) < keys.n_draws):
         raise ValueError(f"`index` must be one of the {n_draws} draws, 0 to {n_draws - 1}; got {index!r}.")
     check_choice("masks", masks, MASKS)
     return functools.partial(called_draw, checked_network(net), keys, masks, sampling, range(n_draws)[index:][:1])
