@@ -275,3 +275,15 @@ def test_fit_gives_every_layer_that_reads_the_input_its_length_scale():
 def test_fit_has_at_most_twelve_parameters_besides_records():
     records = {"prior", "objective", "optimization", "stopping", "checkpoint"}
     assert len(inspect.signature(fit).parameters.keys() - records) <= 12
+
+
+def test_a_network_that_squeezes_its_rows_away_is_refused_with_the_remedy():
+    class Squeezed(nn.Sequential):
+        def forward(self, x):
+            return super().forward(x).squeeze()
+
+    x, y = toy()
+    with pytest.raises(
+        ValueError, match=r"no axis of rows for a single row: name what it squeezes, as in squeeze\(-1\)"
+    ):
+        fit(Squeezed(*network()), x, y[:, 0], likelihood=db.Gaussian(4.0), epochs=1, device="cpu")
