@@ -74,6 +74,15 @@ def test_whole_numbers_for_a_network_of_real_ones_are_explained_beside_the_messa
     assert caught.value.__notes__ == [expected]
 
 
+def test_token_ids_are_not_blamed_for_other_types_inside_the_network():
+    message = "mat1 and mat2 must have the same dtype, but got Double and Float"
+    assert input_hints(nn.Embedding(5, 3), [torch.ones(4, 2, dtype=torch.long)], message) == []
+    given, wanted = torch.float64, torch.float32
+    conv = "Input type (double) and bias type (float) should be the same"
+    expected = [f"`x` has {given} and the network's weights {wanted}: pass x.to({wanted})."]
+    assert input_hints(nn.Linear(2, 1), [torch.ones(4, 2, dtype=given)], conv) == expected
+
+
 def test_a_loader_without_batches_is_refused():
     with pytest.raises(ValueError, match="`x` must have at least one batch; got an empty DataLoader"):
         list(loaded_batches(nn.Linear(1, 1), []))

@@ -62,17 +62,16 @@ def input_hints(net: nn.Module, leaves: Sequence[PyTree], message: str) -> list[
     if "must be Tensor, not" in message and len(leaves) > 1:
         return [f"`x` holds {len(leaves)} entries, which `net` takes as one argument. Leave targets out of `x`."]
     weights = {parameter.dtype for parameter in net.parameters() if parameter.is_floating_point()}
-    others = sorted((tensor for tensor in tensors if tensor.dtype not in weights), key=Tensor.is_floating_point)
-    if "dtype" in message and len(weights) == 1 and others:
+    kind = tensors[0].type().rpartition(".")[2].removesuffix("Tensor")  # Long, as torch's message has it
+    given = {tensor.dtype for tensor in tensors if tensor.is_floating_point() or kind in message}
+    if "type" in message and len(weights) == 1 and given - weights:
         expected = next(iter(weights))
-        return [f"`x` has {others[-1].dtype} and the network's weights {expected}: pass x.to({expected})."]
+        return [f"`x` has {next(iter(given - weights))} and the network's weights {expected}: pass x.to({expected})."]
     devices, device = {str(parameter.device) for parameter in net.parameters()}, str(tensors[0].device)
     if "device" in message and len(devices) == 1 and device not in devices:
         return [f"`x` is on {device} and the network on {min(devices)}: pass x.to({min(devices)!r})."]
     if "shape" in message or "size" in message:
-        return [
-            f"`x` must be a batch of rows that the network takes, [row, ...]; got the shape {tuple(tensors[0].shape)}."
-        ]
+        return [f"`x` must be a batch of rows that `net` takes, [row, ...]; got the shape {tuple(tensors[0].shape)}."]
     return []
 
 
