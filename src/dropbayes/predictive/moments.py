@@ -118,7 +118,7 @@ def predict(
         )
     keys = mask_keys(_REPLICATE_DRAWS if automatic else n_draws, seed, sampling)
     results, offset = list[Rows](), sampling.row_offset
-    plans: list[Any] = []
+    plans: list[AnyPlan] = []
     is_loader = isinstance(x, torch.utils.data.DataLoader)
     own_bar = False if is_loader else progress  # a loader has a bar over its batches
     drawn: dict[str, Any] = {"keys": keys, "masks": masks, "sampling": sampling}
@@ -156,7 +156,7 @@ def _works_ahead(inputs: Inputs) -> bool:
 def _rows_by(
     method: str | Linear, nets: list[Any], inputs: Inputs, first_row: int, request: Request, automatic: bool,
     progress: bool | None, **drawn: Any,
-) -> tuple[list[Any], list[Rows]]:  # fmt: skip
+) -> tuple[list[AnyPlan], list[Rows]]:  # fmt: skip
     """The plans of the networks by a method, and the statistics of all rows, block by block."""
     only_moments = request.only_moments and len(nets) == 1
     plans = [plan_by(method, net, inputs, request, only_moments=only_moments, **drawn) for net in nets]
