@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 import dropbayes as db
 from dropbayes.runtime.batches import input_hints, loaded_batches, network_arguments, takes_whole
@@ -81,6 +82,13 @@ def test_token_ids_are_not_blamed_for_other_types_inside_the_network():
     conv = "Input type (double) and bias type (float) should be the same"
     expected = [f"`x` has {given} and the network's weights {wanted}: pass x.to({wanted})."]
     assert input_hints(nn.Linear(2, 1), [torch.ones(4, 2, dtype=given)], conv) == expected
+
+
+def test_a_loader_that_does_not_shuffle_leaves_the_generator_as_it_was():
+    net, loader = nn.Linear(1, 1), DataLoader(torch.ones(6, 1), batch_size=4)
+    before = torch.get_rng_state()
+    assert [len(batch) for batch in loaded_batches(net, loader)] == [4, 2]
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_loader_without_batches_is_refused():

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._pytree import PyTree
@@ -83,8 +84,9 @@ def loaded_batches(net: nn.Module, loader: Any) -> Iterator[Any]:
         there = leaf.to(device) if hasattr(leaf, "to") else leaf
         return leaf if there is None else there  # some objects move themselves
 
-    batch = None
-    for batch in loader:
+    with torch.random.fork_rng(devices=[]):  # from whose generator a DataLoader draws a seed for its workers
+        pairs, batch = iter(loader), None
+    for batch in pairs:
         yield pytree.tree_map(moved, batch)
     if batch is None:
         raise ValueError("`x` must have at least one batch; got an empty DataLoader.")

@@ -102,9 +102,8 @@ def float_tensor(array: Array | float, *, name: str = "array") -> Tensor:
     tensor = to_tensor(array, name=name)
     if tensor.is_complex():
         raise ValueError(f"`{name}` must hold real numbers; got {tensor.dtype}.")
-    if tensor.dtype in (torch.float16, torch.bfloat16):
-        return tensor.float()
-    return tensor if tensor.is_floating_point() else tensor.double()
+    least = torch.float32 if tensor.is_floating_point() else torch.float64
+    return tensor.to(torch.promote_types(tensor.dtype, least))
 
 
 def finite_tensor(name: str, array: Array | float, *, axes: str | None = None, infinite: bool = False) -> Tensor:
@@ -207,8 +206,7 @@ def row_counts(sample_weight: Array | None, n_rows: int, *, like: Tensor) -> Ten
 def class_probabilities(name: str, array: Array, *, axes: str = "[row, class]") -> Tensor:
     """The array, of these axes, as a floating tensor of probabilities: at least 0, summing to 1 over the last axis."""
     # Probabilities may be off by rounding: of a half-precision softmax over many classes, or to three printed digits.
-    halves = torch.float16, torch.bfloat16, np.dtype("float16")
-    is_half = getattr(array, "dtype", None) in halves
+    is_half = getattr(array, "dtype", None) in (torch.float16, torch.bfloat16, np.dtype("float16"))
     tensor = finite_tensor(name, array, axes=axes)
     totals, tolerance = tensor.detach().sum(-1), 1e-2 if is_half else 1e-3
     if not (bool((tensor >= 0).all()) and bool(((totals - 1).abs() <= tolerance).all())):
