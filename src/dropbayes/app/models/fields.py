@@ -23,7 +23,7 @@ class EnsembleFields:
         ensemble = getattr(model, "ensemble", model)
         if not isinstance(ensemble, Ensemble):
             kind = type(model).__name__
-            raise TypeError(f"`model` must be a dropout estimator, the model of a folder or a network; got {kind}.")
+            raise TypeError(f"`model` must be a dropout estimator, a network or what load(folder) returns; got {kind}.")
         if not hasattr(ensemble, "population_"):
             raise ValueError("`model` must be fitted; call its fit first.")
         names = getattr(ensemble, "feature_names_in_", None)
