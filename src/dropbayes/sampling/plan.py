@@ -67,9 +67,7 @@ class Block:
     draws: range
     outputs: list[Tensor]  # each tensor of the output, `[draw, row, ...]`
     variances: list[Tensor] | None = None  # the means over these draws of those over an integrated last layer
-    moments: tuple[Tensor, Tensor] | None = (
-        None  # in place of the outputs: mean and variance of all draws, `[row, ...]`
-    )
+    moments: tuple[Tensor, Tensor] | None = None  # in place of the outputs: mean and variance of all draws
 
 
 @dataclass(frozen=True)
