@@ -164,9 +164,8 @@ NET = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Dropout(0.5), nn.Linear(4, 1)
 
 
 def test_an_unknown_method_is_refused():
-    with pytest.raises(
-        ValueError, match='`method` must be "sampling", "linear", "moments" or "controlled"; got \'laplace\''
-    ):
+    known = '`method` must be one of "sampling", "linear", "moments" or "controlled"; got \'laplace\''
+    with pytest.raises(ValueError, match=known):
         db.predict(NET, torch.ones(2, 3), method="laplace")
 
 

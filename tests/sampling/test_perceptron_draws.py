@@ -17,7 +17,7 @@ from tests.sampling.test_perceptron import NETS, pair
 def test_a_row_has_the_same_bits_in_batches_of_any_size(name, products_agree, monkeypatch):
     # Where products of several sizes do not agree, rows are padded to blocks of one size instead.
     if not products_agree:
-        monkeypatch.setattr(sequential, "_agrees", lambda weight, multiple, sizes: False)
+        monkeypatch.setattr(sequential, "_sizes_agree", lambda *_: False)
     net, general = pair(name)
     x = torch.randn(203, 3)
     whole = db.predict(net, x, n_draws=30)
@@ -78,7 +78,7 @@ def test_products_that_sum_in_another_order_are_noticed(monkeypatch):
     weight = torch.randn(24, 3)
     sequential._sizes_agree.cache_clear()
     monkeypatch.setattr(sequential, "_affine", reordered)
-    assert not sequential._agrees(weight, 1, (64, 16, 4))
+    assert not sequential._sizes_agree((24, 3), weight.stride(), weight.dtype, 1, (64, 16, 4), 1)
     sequential._sizes_agree.cache_clear()
 
 

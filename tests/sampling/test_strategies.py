@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import dropbayes as db
@@ -26,17 +27,19 @@ from dropbayes.sampling.strategies import (
 from dropbayes.tracing.views import checked_network
 from tests.cases import slow_except
 from tests.sampling.zoo import ZOO, build
+from tests.sampling.zoo.specimens import Module
 
 STRATEGIES = [FOLDED, MAPPED, MAPPED_ROWS, DRAW_BY_DRAW, ROW_BY_ROW]
 
 
-def run(strategy, net, x, *, per_row, row_axis=0):
+def run(strategy, net, x, *, per_row, row_axis=0, at_sites=False):
     inputs = as_inputs(x, row_axis=row_axis)
     net = checked_network(net)
     inspection = inspect(net, inputs)
     masks = MaskSpec(inspection.profile, Sampling().keys(6, 1), per_row)
     leaves = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in inputs.leaves]
-    work = Work(inspection.network, inputs, leaves, range(6), range(inputs.n_rows))
+    network = functools.partial(inspection.network, at_sites=at_sites)
+    work = Work(network, inputs, leaves, range(6), range(inputs.n_rows))
     with torch.no_grad():
         return evaluate(strategy, masks, work)
 
@@ -55,6 +58,21 @@ def test_every_strategy_gives_the_draws_of_one_by_one(name, strategy, per_row):
     net, x, oracle = one_by_one(name, per_row)
     for ours, expected in zip(run(strategy, net, x, per_row=per_row), oracle, strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("per_row", [False, True])
+@pytest.mark.parametrize("name", ["dropout2d", "transformer_encoder", "lstm", "gpt2", "convnet_with_batch_norm"])
+def test_draws_folded_with_a_mode_at_the_sites_alone_have_the_bits_of_one_throughout(name, per_row):
+    net, x = build(name)
+    found = run(FOLDED, net, x, per_row=per_row, at_sites=True)
+    assert inspect(net, as_inputs(x)).network(at_sites=True).at_sites
+    assert all(map(torch.equal, found, run(FOLDED, net, x, per_row=per_row)))
+
+
+@pytest.mark.parametrize("call", [lambda m, x: F.dropout(x, 0.5), lambda m, x: m.d(x) if torch.rand(1) < 0.5 else x])
+def test_a_network_that_may_ask_for_random_numbers_elsewhere_has_no_mode_at_the_sites_alone(call):
+    net = Module(call, d=nn.Dropout(0.5))
+    assert not inspect(net, as_inputs(torch.randn(4, 3))).network(at_sites=True).at_sites
 
 
 def test_a_mask_without_rows_is_not_folded():

@@ -1,12 +1,15 @@
 """The mode that hands stochastic operations to a source, in one thread and for a time."""
 
+import gc
 import threading
+import weakref
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dropbayes.tracing import Interception, Ones
+from dropbayes.tracing import Interception, Ones, UnsupportedStrategy, view_at_sites
 from dropbayes.tracing.interception import HANDLERS
 from tests.tracing.fixed_source import FixedSource, run_with_fixed_source
 
@@ -57,3 +60,74 @@ def test_the_innermost_source_is_asked():
 def test_every_kind_of_dropout_and_random_number_has_a_handler():
     functions = {F.dropout, F.dropout2d, F.alpha_dropout, F.scaled_dot_product_attention, torch.lstm, torch.rand}
     assert functions | {torch.bernoulli, Tensor.normal_, Tensor.exponential_, F.rrelu} <= HANDLERS.keys()
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.drop = nn.Linear(3, 3), nn.Dropout(0.5)
+
+    def forward(self, x):
+        return F.dropout(self.drop(self.inner(x)), 0.25, self.training)
+
+
+def with_blocks():
+    return nn.Sequential(nn.Linear(3, 3), Block(), nn.ReLU(), nn.Dropout(0.1))
+
+
+def test_a_mode_at_sites_sees_their_modules_alone_and_each_operation_once():
+    class Watching(FixedSource):
+        def after(self, func, args, kwargs, result):
+            seen.append(func)
+
+    seen, net = [], with_blocks()
+    view = view_at_sites(net, lambda name, module: True, {"1", "1.drop", "3"}, Ones())
+    with Interception(Watching()).at_sites():
+        view.net(torch.ones(2, 3))
+    assert [func for func in seen if func in HANDLERS] == [F.linear, F.dropout, F.dropout, F.dropout]
+    assert F.relu not in seen, "between the sites there is no mode"
+    assert not any("forward" in module.__dict__ for module in net.modules()), "the network itself stays as it is"
+
+
+@pytest.mark.parametrize("paths, elsewhere", [({"1.drop", "3"}, True), ({"1", "3"}, False)])
+def test_a_mode_at_sites_tells_whether_random_numbers_were_drawn_elsewhere(paths, elsewhere):
+    view, mode = view_at_sites(with_blocks(), lambda name, module: True, paths, Ones()), Interception(Ones())
+    with mode.at_sites():
+        view.net(torch.ones(2, 3))
+    assert mode.drawn_elsewhere == elsewhere, "by the block's own call of dropout"
+
+
+def test_a_refusal_that_the_network_catches_ends_a_pass_at_sites():
+    class Refusing(FixedSource):
+        def dropout(self, *args):
+            raise UnsupportedStrategy("a mask")
+
+    class Catching(nn.Sequential):
+        def forward(self, x):
+            try:
+                return super().forward(x)
+            except Exception:
+                return x
+
+    view = view_at_sites(Catching(nn.Dropout(0.5)), lambda name, module: True, {"0"}, Ones())
+    with pytest.raises(UnsupportedStrategy, match="a mask"), Interception(Refusing()).at_sites():
+        view.net(torch.ones(2, 3))
+
+
+def test_there_is_no_mode_at_the_sites_of_a_hook_or_of_the_network_itself():
+    hooked, patched = with_blocks(), with_blocks()
+    hooked[3].register_forward_hook(lambda module, args, out: F.dropout(out))
+    patched[3].forward = lambda x: F.dropout(x)
+    for net, path in ((hooked, "3"), (patched, "3"), (with_blocks(), ""), (with_blocks(), "no module")):
+        assert view_at_sites(net, lambda name, module: True, {path}, Ones()) is None
+
+
+def test_a_view_with_a_mode_at_sites_holds_no_cycle():
+    view = view_at_sites(with_blocks(), lambda name, module: True, {"1", "3"}, Ones())
+    gc.disable()
+    try:
+        left = weakref.ref(view.net[1])
+        del view
+        assert left() is None, "a cycle would keep the weights until garbage is collected"
+    finally:
+        gc.enable()

@@ -11,10 +11,8 @@ Rows do not depend on each other, so a backward pass from the sum over rows give
 from __future__ import annotations
 
 import contextlib
-import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,9 +23,8 @@ from torch.utils._pytree import PyTree, tree_map
 from dropbayes.linear.points import N_POINTS, gaussian_points
 from dropbayes.linear.variables import MASK_KINDS, SiteValues, SiteVariables, Variable, linear_part
 from dropbayes.sampling import Inputs, Inspection, Keys, Sampling, cloned_leaves, eagerly, rows_first, split
-from dropbayes.tracing import AtMeans, Interception, Site, SiteNames, Source
+from dropbayes.tracing import AtMeans, Interception, Site, SiteNames
 from dropbayes.tracing.generators import keyed_generators
-from dropbayes.tracing.views import View
 
 _MAX_UNITS = 4096  # of a site whose masks are laid out; the sum over more is Gaussian enough
 
@@ -136,7 +133,7 @@ def linearise(
     inspection: Inspection, inputs: Inputs, sampling: Sampling, at_once: int, twice: bool = False
 ) -> list[Linearisation]:
     """Each tensor of the output, linearised, of all rows as one batch; `twice` for derivatives by the input as well."""
-    profile, at_sites = inspection.profile, inspection.strategies.get("at sites")
+    profile, at_sites = inspection.profile, inspection.strategies.get("linear")
     view = at_sites or inspection.network()
     source = SiteVariables(profile, SiteNames(view.paths), sampling.ignored, tied=sampling.positions == "tied")
     leaves: Sequence[Any] = (inputs if twice else inputs.with_tensors(Tensor.detach)).leaves
@@ -144,51 +141,21 @@ def linearise(
     seeded = keyed_generators(None) if profile.seeds_torch else contextlib.nullcontext()
     has_gates = any(site.kind in ("rand", "randperm", "bernoulli") for site in profile.sites)
     mode = (AtMeans if has_gates else Interception)(source)
-    before = _at_sites.set(mode)
-    try:
-        with seeded, mode if at_sites is None else contextlib.nullcontext():
-            tensors, _ = split(eagerly(inputs.call)(view.net, leaves))
-    finally:
-        _at_sites.reset(before)
-    if at_sites is not None and len(source.variables) < profile.n_random:
-        inspection.strategies["at sites"] = None
+    with seeded, mode if at_sites is None else mode.at_sites():
+        tensors, _ = split(eagerly(inputs.call)(view.net, leaves))
+    if at_sites is not None and (mode.drawn_elsewhere or len(source.variables) < profile.n_random):
+        inspection.strategies["linear"] = None
         return linearise(inspection, inputs, sampling, at_once, twice)
-    if "at sites" not in inspection.strategies:
-        inspection.strategies["at sites"] = _view_at_sites(inspection)
+    if "linear" not in inspection.strategies:  # the first pass, in the mode throughout, looks for hard choices
+        again = SiteValues(profile, SiteNames({}), (), tied=False)  # torch.utils.checkpoint runs modules again
+        are_masks = {site.kind for site in profile.sites} <= MASK_KINDS
+        inspection.strategies["linear"] = inspection.view_at_sites(again) if are_masks else None
     found = []
     for out, layout in zip(tensors, profile.outputs, strict=True):
         tensor = rows_first(out, layout, 1, inputs.n_rows)[0]
         output = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).reshape(inputs.n_rows, -1)
         found.append(Linearisation(tensor, output, source.variables, at_once, twice))
     return found
-
-
-_at_sites: ContextVar[Interception] = ContextVar("at_sites")
-
-
-def _view_at_sites(inspection: Inspection) -> View | None:
-    """A view of a network whose modules that drop enter the mode themselves: it takes a fifth of a forward pass.
-
-    None if something else may ask for the mode: hooks, random numbers of the network's own, another branch. The first
-    pass, in the mode throughout, has looked for operations without a derivative.
-    """
-    profile, net, paths = inspection.profile, inspection.net(), {site.path for site in inspection.profile.sites}
-    varies = profile.left_out or profile.reads_rows or profile.by_name or profile.seeds_torch or profile.is_stateful
-    if net is None or varies or not {site.kind for site in profile.sites} <= MASK_KINDS:
-        return None
-    view = View(net, inspection.flags, own_buffers=False)
-    view.forget_network()
-    again = SiteValues(profile, SiteNames({}), (), tied=False)
-    for module in map(view.net.get_submodule, paths):
-        if module is view.net or module._forward_hooks or module._forward_pre_hooks:
-            return None
-        module.__dict__["forward"] = functools.partial(_run_at_site, module.forward, again)
-    return view
-
-
-def _run_at_site(forward: Callable[..., PyTree], again: Source, *args: Any, **kwargs: Any) -> PyTree:
-    with _at_sites.get(None) or Interception(again):  # torch.utils.checkpoint runs modules again in a backward pass
-        return forward(*args, **kwargs)
 
 
 def _noise(variable: Variable, n_probes: int, n_rows: int, generator: torch.Generator) -> Tensor:

@@ -155,8 +155,7 @@ def _one_draw(inspection: Inspection, inputs: Inputs, seen: Inputs, spec: MaskSp
     """One draw of all rows: as a batch where that gives each row what it has alone, with the network's own output."""
     lone = inputs.n_rows == 1 or any(map(is_cache, inputs.leaves))
     strategy = ONE_BY_ONE if lone else chosen_strategy(inspection, seen, spec)
-    apart = not lone and strategy.rows != "together"
-    if apart or spec.profile.host_random or spec.profile.seeds_torch:
+    if (not lone and strategy.rows != "together") or spec.profile.host_random or spec.profile.seeds_torch:
         return _by_strategy(inspection, inputs, spec, draw, strategy)
     source = KeyedSource(spec, draw, range(inputs.n_rows), folded=True)
     view = inspection.network()

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import warnings
 import weakref
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,7 +29,7 @@ from dropbayes.sampling.profile import Profile
 from dropbayes.sampling.sequences import form, with_positions
 from dropbayes.sampling.settings import Sampling, check_sampling
 from dropbayes.sampling.training_mode import check_accounted, check_masks_differ, check_repeatable, training_probe
-from dropbayes.tracing import Neutral, Read, RowLayout, SharedWrite, Site, Sites
+from dropbayes.tracing import Neutral, Ones, Read, RowLayout, SharedWrite, Site, Sites, Source, view_at_sites
 from dropbayes.tracing.generators import UNSEEDED, keyed_generators, names_generators, unmoved_globals
 from dropbayes.tracing.states import NetworkState
 from dropbayes.tracing.views import Flags, View, check_modules, checked_network, eagerly
@@ -78,13 +79,23 @@ class Inspection:
     runs: set[int] = field(default_factory=set)  # hashes of the operations under which its strategy agreed
     seen: Tensor | None = None  # the least and the largest sizes of the rows that were compared with their batch
 
-    def network(self) -> View:
+    def network(self, *, at_sites: bool = False) -> View:
         """The view to run: for a network with a state a new one, which starts from that state."""
-        if not self.profile.is_stateful:
-            return self.view
-        net = self.net()
-        assert net is not None
-        return View(net, self.flags, own_parameters=self.owns_parameters)
+        if self.profile.is_stateful:
+            net = self.net()
+            assert net is not None
+            return View(net, self.flags, own_parameters=self.owns_parameters)
+        if at_sites and "at sites" not in self.strategies:
+            last = {self.profile.sites[-1].before or ""} if self.profile.last_layer else set()  # it may be integrated
+            self.strategies["at sites"] = self.view_at_sites(Ones(), last)
+        return (self.strategies["at sites"] if at_sites else None) or self.view
+
+    def view_at_sites(self, otherwise: Source, also: Collection[str] = ()) -> View | None:
+        """A view whose modules enter the mode of a pass themselves; None if others may ask for random numbers."""
+        net, paths = self.net(), {site.path for site in self.profile.sites}.union(also)
+        return (
+            view_at_sites(net, self.flags, paths, otherwise) if net is not None and self.profile.asks_at_sites else None
+        )
 
 
 _inspections: weakref.WeakKeyDictionary[nn.Module, tuple[NetworkState, dict[Any, Inspection]]] = (

@@ -7,6 +7,7 @@ rows is folded into the weights that read it, once for all rows.
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -212,8 +213,8 @@ def prepare(net: Perceptron, spec: MaskSpec, draws: range, *, block: int, like: 
     # With separate masks, even a single row takes part in products of all draws.
     candidates = ((*fitting, 1), fitting) if spec.per_row else (fitting,)
     factors = _factors(steps, last, len(draws))
-    on_cpu = like.device.type == "cpu"
-    sizes = next((s for s in candidates if on_cpu and all(_agrees(*factor, s) for factor in factors)), None)
+    on_cpu, threads = like.device.type == "cpu", torch.get_num_threads()
+    sizes = next((s for s in candidates if on_cpu and all(_sizes_agree(*one, s, threads) for one in factors)), None)
     return PerceptronDraws(steps, last, len(draws), spec.per_row, block, sizes)
 
 
@@ -232,7 +233,7 @@ def _steps(
             site += 1
             if integrate and site == n_sites:
                 assert isinstance(after, nn.Linear)
-                return tuple(steps), _integrated_layer(drop_prob, after, len(draws), is_drawn, per_row)
+                return tuple(steps), _integrated(drop_prob, after, len(draws), is_drawn, per_row)
             if per_row:
                 steps.append(RowMasks(keys, draws, site - 1, drop_prob))
             else:
@@ -262,9 +263,7 @@ def _fold_masks(factors: Tensor, layer: nn.Linear) -> Affine:
     return Affine(flat, None if layer.bias is None else layer.bias.repeat(n_draws), (n_draws, width))
 
 
-def _integrated_layer(
-    drop_prob: float, layer: nn.Linear, n_draws: int, is_drawn: bool, per_row: bool
-) -> IntegratedLayer:
+def _integrated(drop_prob: float, layer: nn.Linear, n_draws: int, is_drawn: bool, per_row: bool) -> IntegratedLayer:
     squares = layer.weight.square().t() * (drop_prob / (1 - drop_prob))
     if is_drawn and not per_row:  # only the mean over draws is needed: one sum over draws and units
         squares = (squares / n_draws).repeat(n_draws, 1)
@@ -279,29 +278,26 @@ def _right_factor(weight: Tensor) -> Tensor:
 # Whether a row has the same bits in products of several sizes ---------------------------------------------------------
 
 
-def _factors(steps: tuple[Step, ...], last: IntegratedLayer | None, n_draws: int) -> list[tuple[Tensor, int]]:
-    """The right factors of all products, and the number of rows of the left factor per row of the batch."""
+def _factors(steps: tuple[Step, ...], last: IntegratedLayer | None, n_draws: int) -> list[tuple[Any, ...]]:
+    """The forms of all products' right factors, and the number of rows of the left factor per row of the batch."""
     factors, multiple = [], 1
     for step in (*steps, *([last.mean] if last else [])):
         if isinstance(step, Affine):
             factors.append((step.weight, multiple))
         if isinstance(step, (SharedMask, RowMasks)) or (isinstance(step, Affine) and step.drawn):
             multiple = n_draws
-    return factors + ([(last.squares, multiple if last.per_row else 1)] if last else [])
-
-
-def _agrees(weight: Tensor, multiple: int, sizes: tuple[int, ...]) -> bool:
-    """Whether a row of a product with such a factor has the same bits in all these numbers of rows.
-
-    The order in which a product sums depends on its shape and not on its values, so random values suffice.
-    """
-    return _sizes_agree(tuple(weight.shape), weight.stride(), weight.dtype, multiple, sizes, torch.get_num_threads())
+    factors += [(last.squares, multiple if last.per_row else 1)] if last else []
+    return [(tuple(weight.shape), weight.stride(), weight.dtype, multiple) for weight, multiple in factors]
 
 
 @functools.lru_cache(maxsize=256)
 def _sizes_agree(
     shape: tuple[int, int], stride: tuple[int, ...], dtype: torch.dtype, multiple: int, sizes: tuple[int, ...], _: int
 ) -> bool:
+    """Whether a row of a product with such a factor has the same bits in all these numbers of rows, by some threads.
+
+    The order in which a product sums depends on its shape and not on its values, so random values suffice.
+    """
     most = sizes[0] * multiple
     if 2.0 * most * shape[0] * shape[1] > _TESTED_OPERATIONS or dtype not in (torch.float32, torch.float64):
         return False

@@ -200,6 +200,7 @@ class Plan:
             )
         forget(self.net)
         inspection = inspect(self.net, inputs, self.spec.ignored, positions=self.spec.positions is not None)
+        inspection.strategies["at sites"] = None  # it may ask for random numbers elsewhere
         profile = inspection.profile
         if (profile.structure, profile.outputs) != (self.profile.structure, self.profile.outputs):
             raise ValueError("`net` gives outputs of another form than on the rows before. Predict them separately.")
@@ -219,7 +220,9 @@ class Plan:
             size = max(size, self.block_rows)
         leaves = inputs.padded_rows(rows.start, rows.stop, size)
         keyed = range(first_row, first_row + size)
-        work = Work(self.inspection.network, inputs, leaves, draws, keyed, pairs=self.pairs, parted=set())
+        at_sites = self.strategy == FOLDED and inputs.device.type == "cuda"  # which must not wait for the host
+        network = functools.partial(self.inspection.network, at_sites=at_sites)
+        work = Work(network, inputs, leaves, draws, keyed, pairs=self.pairs, parted=set())
         alone = self._alone(self.inspection, work, len(rows))
         try:
             outputs = [out[:, : len(rows)] for out in evaluate(self.strategy, self.spec, work)]

@@ -53,6 +53,11 @@ class Profile:
         return all(site.layout is not None and site.layout.inner for site in self.sites if site.is_random)
 
     @property
+    def asks_at_sites(self) -> bool:
+        """Whether every pass asks for random numbers at these sites alone: none takes a branch of its own."""
+        return not (self.left_out or self.reads_rows or self.by_name or self.seeds_torch or self.is_stateful)
+
+    @property
     def n_random(self) -> int:
         """The number of sites where two draws can differ."""
         return sum(site.is_random for site in self.sites) + self.host_random

@@ -184,10 +184,9 @@ def _resize_along(tensor: Tensor, axis: int, by: int, counted: bool) -> Tensor:
         raise ValueError("an input of one position cannot be shorter")
     if by < 0:
         return tensor.narrow(axis, 0, size + by)
-    last = tensor.narrow(axis, size - 1, 1).repeat(*(by if a == axis else 1 for a in range(tensor.dim())))
-    if counted:
-        steps = torch.arange(1, by + 1, device=tensor.device, dtype=tensor.dtype)
-        last = last + steps.reshape(-1, *(1,) * (tensor.dim() - axis - 1))
+    last = tensor.narrow(axis, size - 1, 1).repeat_interleave(by, axis)
+    if counted:  # along the last axis
+        last += torch.arange(1, by + 1, device=tensor.device)
     return torch.cat([tensor, last], dim=axis)
 
 

@@ -217,7 +217,7 @@ class KeyedSource(SiteSource):
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
         if self._pending is None or x is not self._pending[0]:
-            plain = len(weight) > 1 or weight.dim() == 1 or x.device.type != "cpu" or torch.is_autocast_enabled("cpu")
+            plain = not x.is_cpu or weight.shape[0] > 1 or weight.dim() == 1 or torch.is_autocast_enabled("cpu")
             return None if plain else _linear(x, weight, bias)
         drop_prob = self._pending[1]
         # Var[W (h ∘ z / keep_prob)] = (W ∘ W)(h ∘ h) drop_prob / keep_prob for z ~ Bernoulli(keep_prob)
@@ -524,7 +524,7 @@ class KeyedSource(SiteSource):
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """torch's; of one output, computed as one of two: with one, the bits depend on the number of rows on a CPU."""
-    if len(weight) > 1 or weight.dim() == 1 or x.device.type != "cpu":
+    if not x.is_cpu or weight.shape[0] > 1 or weight.dim() == 1:
         return nn.functional.linear(x, weight, bias)
     return nn.functional.linear(x, weight.expand(2, -1), None if bias is None else bias.expand(2))[..., :1]
 

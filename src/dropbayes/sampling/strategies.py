@@ -90,8 +90,11 @@ def _run(source: KeyedSource, work: Work, leaves: list[PyTree]) -> list[Tensor]:
     view, profile = work.network(), source.spec.profile
     source.follow(view.paths)
     leaves = cloned_leaves(leaves) if profile.writes_input else leaves
-    with Interception(source) as mode:
+    mode = Interception(source)
+    with mode.at_sites() if view.at_sites else mode:
         tensors, structure = split(work.inputs.call(view.net, leaves))
+    if mode.drawn_elsewhere:
+        raise NetworkChanged("random numbers that are asked for elsewhere than before")
     if profile.draws_branch and structure.leaves != profile.structure.leaves:
         raise ValueError(
             "`net` must return numbers as tensors: its output holds a Python number that depends on the draw. Return "

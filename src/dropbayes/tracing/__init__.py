@@ -1,7 +1,7 @@
 """The reading of a forward pass: which operations are random, which multiply a weight, and what a site's mask is."""
 
 from dropbayes.tracing.gates import AtMeans
-from dropbayes.tracing.interception import Interception
+from dropbayes.tracing.interception import Interception, view_at_sites
 from dropbayes.tracing.random_numbers import draw_or_mean
 from dropbayes.tracing.recorder import Recorder, is_ours
 from dropbayes.tracing.sites import PositionAxis, RowLayout, Site, SiteNames, Sites
@@ -41,4 +41,5 @@ __all__ = [
     "neutral_uniform",
     "scaled_product",
     "version",
+    "view_at_sites",
 ]

@@ -1,19 +1,26 @@
 """The mode in which the stochastic operations of PyTorch ask a source for their randomness.
 
 A `TorchFunctionMode` intercepts every torch call of its thread, from any module. Deterministic operations pass through.
-A stochastic one is computed here instead, with randomness from a `Source`.
+A stochastic one is computed here instead, with randomness from a `Source`. Interception takes microseconds of every
+call: a network that is known to ask nowhere else can enter the mode in the modules of its sites alone.
 """
 
-from collections.abc import Callable
+import contextlib
+import functools
+import weakref
+from collections.abc import Callable, Collection, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
 from dropbayes.tracing import dropout, layers, random_numbers
 from dropbayes.tracing.operations import Arguments, NamedArguments
 from dropbayes.tracing.sources import Handlers, RandomMode, Source, UnsupportedStrategy
+from dropbayes.tracing.views import Flags, View
 from dropbayes.tracing.watch import SharedWrite
 
 HANDLERS: Handlers = {**dropout.HANDLERS, **layers.HANDLERS, **random_numbers.HANDLERS}
@@ -28,12 +35,25 @@ class Interception(RandomMode):
         self._handlers = HANDLERS if F.dropout in HANDLERS else {**HANDLERS, F.dropout: HANDLERS[torch.dropout]}
         self._after = None if type(source).after is Source.after else source.after
         self.operations: list[Any] = []  # in their order: another branch shows here
+        self.drawn_elsewhere = False  # in a pass that enters the mode at sites alone, random numbers of torch's own
         self._stop: Exception | None = None  # that ends the pass, which another way of running may not meet
 
     def __exit__(self, *raised: object) -> None:
         super().__exit__(*raised)
         if self._stop is not None and self._stop is not raised[1]:  # caught by the network, which has gone another way
             raise self._stop
+
+    @contextlib.contextmanager
+    def at_sites(self) -> Iterator[None]:
+        """A pass through a network whose modules enter the mode themselves."""
+        before, states = _of_pass.set(self), _generator_states()
+        try:
+            yield
+        finally:
+            _of_pass.reset(before)
+        if self._stop is not None:
+            raise self._stop
+        self.drawn_elsewhere = not all(map(torch.equal, states, _generator_states()))
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Arguments = (), kwargs: NamedArguments | None = None
@@ -50,3 +70,34 @@ class Interception(RandomMode):
         if self._after is not None:
             self._after(func, args, kwargs, result)
         return result
+
+
+_of_pass: ContextVar[Interception | None] = ContextVar("_of_pass", default=None)
+
+
+def view_at_sites(net: nn.Module, flags: Flags, paths: Collection[str], otherwise: Source) -> View | None:
+    """A view in which the modules of these names enter the mode of a pass; outside of one, a mode of `otherwise`.
+
+    None where a site is not in a forward of theirs: in the network's own, or in a hook.
+    """
+    view = View(net, flags, own_buffers=False)
+    view.forget_network()
+    modules = dict(view.net.named_modules(remove_duplicate=False))
+    for path in paths:
+        module = modules.get(path, view.net)
+        if module is view.net or module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__:
+            return None
+        if not any(path.startswith(f"{outer}.") for outer in paths):
+            module.__dict__["forward"] = functools.partial(_run_at_site, weakref.ref(module), otherwise)
+    view.at_sites = True
+    return view
+
+
+def _generator_states() -> list[Tensor]:
+    return [generator.get_state() for generator in (torch.default_generator, *torch.cuda.default_generators)]
+
+
+def _run_at_site(reference: weakref.ref[nn.Module], otherwise: Source, *args: Any, **kwargs: Any) -> PyTree:
+    module: Any = reference()
+    with _of_pass.get() or Interception(otherwise):
+        return type(module).forward(module, *args, **kwargs)

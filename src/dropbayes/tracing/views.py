@@ -88,6 +88,8 @@ class View:
         own_parameters: Whether it has copies of the parameters, too.
     """
 
+    at_sites = False  #: Whether its modules enter the mode of a pass themselves, by `view_at_sites`.
+
     @temporarily_clear_interpreter_stack()  # of torch.func: inside a transform, no watch sees what is written
     def __init__(
         self, net: nn.Module, may_train: Flags | None = None, *, own_buffers: bool = True, own_parameters: bool = False

@@ -4,7 +4,6 @@ import importlib.util
 
 import torch
 
-from dropbayes.sampling import kernels
 from dropbayes.sampling.kernels import kernels_on
 
 
@@ -14,7 +13,7 @@ def test_there_are_kernels_for_a_gpu_where_triton_is_installed():
 
 def test_there_are_none_with_a_torch_whose_triton_is_older_than_they_are(monkeypatch):
     monkeypatch.setattr(torch, "__version__", type(torch.__version__)("2.9.1"))
-    assert kernels._kernels.__wrapped__() is None
+    assert kernels_on.__wrapped__(torch.device("cuda")) is None
 
 
 def test_no_other_device_has_kernels():

@@ -13,13 +13,9 @@ import torch
 __all__ = ["kernels_on"]
 
 
+@functools.cache  # asked at every site
 def kernels_on(device: torch.device) -> Any:
     """The kernels for tensors on a device; None without them or with an older Triton: torch then does the same."""
-    return _kernels() if device.type == "cuda" else None
-
-
-@functools.cache  # asked at every site
-def _kernels() -> Any:
-    if importlib.util.find_spec("triton") is None or torch.__version__ < "2.10":
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None or torch.__version__ < "2.10":
         return None
     return importlib.import_module("dropbayes.sampling.kernels.all")

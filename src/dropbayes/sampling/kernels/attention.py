@@ -16,7 +16,6 @@ from dropbayes.sampling.kernels import words
 from dropbayes.sampling.kernels.launching import ALIGNMENT, launch, power_of_two, tile_count
 from dropbayes.sampling.masks import Keys, as_signed, keep_scale, signed_threshold
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _TILE_UNITS, _TILE_ROWS = 256, 8
 
 

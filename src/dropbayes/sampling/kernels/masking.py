@@ -11,7 +11,6 @@ from dropbayes.sampling.kernels import words
 from dropbayes.sampling.kernels.launching import launch, power_of_two, tile_count
 from dropbayes.sampling.masks import Keys, as_signed, keep_scale, signed_threshold
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _TILE_BYTES = 8192  # four 16-byte accesses of each of 128 threads
 _MAX_TILE = 1024  # columns; the rows of a tile share look-ups of the lattice
 _MAX_PROGRAMS = 4096  # enough to fill a large GPU: beyond, draws share a program
@@ -37,7 +36,7 @@ def dropout(
     """
     n_rows = x.numel() // (outer * inner * (len(draws) if drawn else 1))
     out = x.new_empty(outer, len(draws), n_rows, inner)
-    _launch(x, out, keys, site, drop_prob, draws, rows, drawn)
+    _launch(x, out, keys, site, drop_prob, draws, rows)
     return out
 
 
@@ -54,25 +53,19 @@ def uniforms(
 ) -> Tensor:
     """Uniforms in (0, 1) in float64, `[outer, draw, row, inner]`, keyed as in `dropout`."""
     out = torch.empty(outer, len(draws), n_rows, inner, dtype=torch.float64, device=device)
-    _launch(None, out, keys, site, 0.0, draws, rows, False)
+    _launch(None, out, keys, site, 0.0, draws, rows)
     return out
 
 
 def _launch(
-    x: Tensor | None,
-    out: Tensor,
-    keys: Keys,
-    site: int,
-    drop_prob: float,
-    draws: range,
-    rows: range | None,
-    drawn: bool,
+    x: Tensor | None, out: Tensor, keys: Keys, site: int, drop_prob: float, draws: range, rows: range | None
 ) -> None:
     outer, n_drawn, n_rows, inner = out.shape
     tile_columns = min(_MAX_TILE, power_of_two(inner))
     tile_rows = max(1, min(_TILE_BYTES // out.element_size() // tile_columns, power_of_two(n_rows)))
     tiles = outer * tile_count(n_rows, tile_rows) * tile_count(inner, tile_columns)
     stratified, own_rows = keys.sampler == "stratified", rows is not None
+    drawn = x is not None and x.numel() == out.numel()
     # Rows that begin at draws of their own share the look-ups of the lattice where they pass all of it.
     sweeps = stratified and own_rows and n_drawn * tile_rows >= keys.n_draws
     steps = keys.n_draws if sweeps else n_drawn
