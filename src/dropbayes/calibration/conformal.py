@@ -18,10 +18,9 @@ Everywhere `scores` are those of held-out rows, `[row]`, `level` is the probabil
 has the weight of each held-out row: one of weight 2 counts as two, and a new row as one.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -131,7 +130,7 @@ class OnlineLevel:
         validation.finite_tensor("current", current)
         object.__setattr__(self, "current", current)
 
-    def after(self, *, covered: bool) -> OnlineLevel:
+    def after(self, *, covered: bool) -> Self:
         """The level once the outcome is known."""
         assert self.current is not None
         return replace(self, current=self.current + self.rate * (self.target - bool(covered)))

@@ -7,9 +7,8 @@ $$\min\big(\max\big((x - b_k) / (b_{k+1} - b_k),\; 0\big),\; 1\big),$$
 beside x itself.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +35,7 @@ class MissingValues:
     columns: npt.NDArray[np.int64]  # the indices of those with missing values in training; each has an indicator
 
     @classmethod
-    def of(cls, x: Numbers) -> MissingValues:
+    def of(cls, x: Numbers) -> Self:
         """The encoding for training rows."""
         absent = np.isnan(x)
         count = (~absent).sum(0)
@@ -58,7 +57,7 @@ class Bins:
     edges: tuple[Numbers, ...]  # of each column's bins, in increasing order; empty for a column without bins
 
     @classmethod
-    def of(cls, x: Numbers, *, max_inputs: int) -> Bins:
+    def of(cls, x: Numbers, *, max_inputs: int) -> Self:
         """Bins that hold equal numbers of training rows; between all values of a column that has few, such as codes.
 
         The bins of all others have at most `max_inputs` inputs: of many columns, each has fewer bins or none.

@@ -12,11 +12,10 @@ maximised without rewarding over-fitting; how much σ may vary is chosen by cros
 preference for the simpler model.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -69,7 +68,7 @@ class StudentNoise:
         """The deviation s of log σ among the draws, below 1: more draws than those of the fit reach further."""
         return self.raw_spread.tanh()
 
-    def rescale(self, factor: Tensor) -> StudentNoise:
+    def rescale(self, factor: Tensor) -> Self:
         """The models with every σ multiplied by a factor, one per output."""
         return replace(self, second_bias=self.second_bias + factor.log()[:, None].to(self.second_bias))
 

@@ -11,12 +11,10 @@ Student's t of z would have no mean in the units of y, so it is not offered in t
 of exponentials: the last bits of `torch.sinh` depend on the place of a value in its tensor, so on a row's neighbours.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -52,7 +50,7 @@ class TargetTransform:
         return words.get(self.name, "the target")
 
     @classmethod
-    def of(cls, name: Any, y: np.ndarray) -> TargetTransform:
+    def of(cls, name: Any, y: np.ndarray) -> Self:
         """The transform of a name for training targets `[row]`, which must be positive for "log"."""
         if name != "none" and y.ndim > 1:
             raise ValueError(f"`target_transform` must be 'none' for several outputs; got {name!r}.")

@@ -1,9 +1,8 @@
 r"""Dropout as a distribution over weights: with a fixed drop probability, and with a learned one."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import torch
@@ -125,7 +124,7 @@ class Bernoulli(Family):
         dropped = -0.5 * (value / self.std).square().sum(-1) + math.log1p(-self.keep_prob)
         return (torch.logaddexp(kept, dropped) + constant).sum(-1)
 
-    def at(self, units: Tensor) -> Bernoulli:
+    def at(self, units: Tensor) -> Self:
         return replace(self, kept=self.kept[units])
 
 
@@ -183,7 +182,7 @@ class Concrete(Family):
         constant = -self.kept.numel() * log(length_scale)
         return 0.5 * self.keep_prob * length_scale**2 * self.kept.square().sum() - len(self.kept) * entropy + constant
 
-    def at(self, units: Tensor) -> Concrete:
+    def at(self, units: Tensor) -> Self:
         return replace(self, kept=self.kept[units])
 
 

@@ -7,8 +7,6 @@ bound, so that the evidence lower bound computed from it remains a bound. $\sigm
 are then differentiated.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
@@ -55,7 +53,7 @@ class Family(ABC):
         r"""$\mathrm{KL}(q \,\|\, \mathcal N(0, l^{-2} \mathbf I))$, a scalar: exact or an upper bound."""
 
     @abstractmethod
-    def at(self, units: Tensor) -> Family:
+    def at(self, units: Tensor) -> Self:
         """The same family for the chosen units of the matrix (a lookup in an embedding table)."""
 
     def in_full_precision(self) -> Self:
@@ -152,8 +150,8 @@ class DiagonalGaussian(Family):
         r"""$\log q(\mathbf W)$ of `[..., unit, column]`."""
         return torch.distributions.Normal(self.loc, self.std).log_prob(value).sum((-2, -1))
 
-    def at(self, units: Tensor) -> DiagonalGaussian:
-        return DiagonalGaussian(self.loc[units], self.std.expand_as(self.loc)[units])
+    def at(self, units: Tensor) -> Self:
+        return replace(self, loc=self.loc[units], std=self.std.expand_as(self.loc)[units])
 
 
 def multiplicative_gaussian(loc: Tensor, noise_std: float | Tensor) -> DiagonalGaussian:
@@ -296,7 +294,7 @@ class Mixture(Family):
         by_component = normal.log_prob(value.unsqueeze(-3)) + self.probs.log()[:, None]
         return by_component.logsumexp(-2).sum(-1)
 
-    def at(self, units: Tensor) -> Mixture:
+    def at(self, units: Tensor) -> Self:
         factors = None if self.factors is None else self.factors[:, units]
         stds = self.stds.expand_as(self.locs)[:, units]
-        return Mixture(self.probs, self.locs[:, units], stds, factors, self.temperature)
+        return replace(self, locs=self.locs[:, units], stds=stds, factors=factors)

@@ -1,9 +1,8 @@
 r"""Classes, labels and counts: the softmax, independent Bernoulli labels, and the Poisson distribution."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -26,7 +25,7 @@ class Categorical(ClassLikelihood):
     class_axis: int | None = None
     probabilities: bool = False
 
-    def for_output(self, n_axes: int) -> Categorical:
+    def for_output(self, n_axes: int) -> Self:
         """This likelihood with its class axis counted from the end."""
         axis = self.class_axis
         if axis is None and n_axes == 3:

@@ -1,9 +1,8 @@
 r"""The interface of observation models $p(\mathbf y \mid \widehat{\mathbf y})$, and the validation of targets."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -29,7 +28,7 @@ class Likelihood(ABC):
     def sample(self, output: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         r"""One observation drawn from $p(\mathbf y \mid \widehat{\mathbf y})$ for each element of `output`."""
 
-    def for_output(self, n_axes: int) -> Likelihood:
+    def for_output(self, n_axes: int) -> Self:
         """This likelihood for outputs of `n_axes` axes, rows first, whatever axes of draws come before them."""
         return self
 

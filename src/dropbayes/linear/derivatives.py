@@ -8,13 +8,11 @@ $$\mathrm{Cov}[f_j, f_k] \approx \sum_i v_i \frac{\partial f_j}{\partial z_i} \f
 Rows do not depend on each other, so a backward pass from the sum over rows gives each row its own derivatives.
 """
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -41,7 +39,7 @@ class Linearisation:
 
     @torch.inference_mode(False)
     @torch.enable_grad()
-    def chosen(self, numbers: Tensor) -> Linearisation:
+    def chosen(self, numbers: Tensor) -> Self:
         """The linearisation of some numbers of the output alone, `[row, choice]`."""
         return replace(self, output=self.output.gather(1, numbers))
 

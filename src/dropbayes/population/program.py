@@ -1,12 +1,10 @@
 r"""One training step of many networks as a fixed sequence of tensor operations."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -40,8 +38,8 @@ class Stack:
     kl_scale: Tensor  # the weight of the KL against the data term where drop probabilities are learned
     member_words: tuple[Tensor, ...]  # one for each unit before each weight layer, combined with the step's words
 
-    def select(self, index: Tensor) -> Stack:
-        return Stack(**tree_map_only(Tensor, lambda values: values[index], vars(self)))
+    def select(self, index: Tensor) -> Self:
+        return type(self)(**tree_map_only(Tensor, lambda values: values[index], vars(self)))
 
 
 class Chunk(NamedTuple):

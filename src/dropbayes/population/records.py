@@ -1,10 +1,8 @@
 r"""The records of a population: the data sets, the members' settings, the stacked parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -94,9 +92,9 @@ class Population:
     def device(self) -> torch.device:
         return self.weights[0].device
 
-    def cpu(self) -> Population:
+    def cpu(self) -> Self:
         """The same networks on the CPU."""
-        return Population(**tree_map_only(Tensor, Tensor.cpu, vars(self)))
+        return type(self)(**tree_map_only(Tensor, Tensor.cpu, vars(self)))
 
 
 # The tensors of a population with one entry per member, except weights and biases.

@@ -1,7 +1,5 @@
 """Covariances as functions of the inputs' inner products, which keep their digits for nearly equal or opposite ones."""
 
-from __future__ import annotations
-
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -81,13 +79,13 @@ class Pairs:
         """The pairs of inputs with themselves, elementwise."""
         return cls(norm, norm, norm.square(), torch.zeros_like(norm), torch.zeros_like(norm))
 
-    def affine(self, length_scale: float | Tensor, bias_scale: float | Tensor) -> Pairs:
+    def affine(self, length_scale: float | Tensor, bias_scale: float | Tensor) -> Self:
         r"""The pairs of $\mathbf w^T \mathbf x + b$, with weights of scale $1/l$ and a bias of scale $\beta$.
 
         Lagrange's identity for the inputs extended by the bias: sums of squares only, nothing cancels.
         """
         bias = torch.as_tensor(bias_scale, dtype=self.product.dtype, device=self.product.device)
-        return Pairs(
+        return type(self)(
             norm_x=hypotenuse(self.norm_x / length_scale, bias),
             norm_y=hypotenuse(self.norm_y / length_scale, bias),
             product=self.product / length_scale**2 + bias**2,
@@ -95,10 +93,10 @@ class Pairs:
             area=hypotenuse(self.area / length_scale**2, bias * self.distance / length_scale),
         )
 
-    def through(self, function: Callable[..., Tensor], *others: Pairs) -> Pairs:
+    def through(self, function: Callable[..., Tensor], *others: Self) -> Self:
         """The pairs of a process whose covariances are a function of these pairs' (and of others')."""
         pairs = (self, *others)
-        return Pairs.of_process(
+        return self.of_process(
             function(*(one.norm_x.square() for one in pairs)),
             function(*(one.product for one in pairs)),
             function(*(one.norm_y.square() for one in pairs)),

@@ -9,9 +9,8 @@ $$\underbrace{H[\bar p]}_{\text{predictive}} = \underbrace{\tfrac1T \sum_t H[p_t
 Quantities are in nats. NumPy arrays are accepted; tensors are returned.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -109,11 +108,11 @@ class Outcomes:
     probability: Tensor  # [outcome]
     draw_weights: Tensor  # [outcome, draw]
 
-    @staticmethod
-    def of_no_rows(probability_draws: Tensor) -> Outcomes:
+    @classmethod
+    def of_no_rows(cls, probability_draws: Tensor) -> Self:
         """The single outcome of an empty batch, with probability 1 and equal draw weights."""
         weights = probability_draws.new_ones(1, len(probability_draws), dtype=torch.float64)
-        return Outcomes(weights[:, 0], weights / len(probability_draws))
+        return cls(weights[:, 0], weights / len(probability_draws))
 
     def information(self, probability_draws: Tensor) -> Tensor:
         r"""The information a further row would add, $\mathbb E_{\mathbf y} I[y'; \omega \mid \mathbf y]$, `[row]`."""
@@ -128,7 +127,7 @@ class Outcomes:
             total += probability @ (torch.special.entr(given).sum(-1) - weights @ entropy_of_draws)
         return total.clamp_min(0)
 
-    def with_row(self, row_draws: Tensor, *, max_outcomes: int, generator: torch.Generator) -> Outcomes:
+    def with_row(self, row_draws: Tensor, *, max_outcomes: int, generator: torch.Generator) -> Self:
         """The outcomes with one more row `[draw, class]`: all of them, or `max_outcomes` sampled if there are more."""
         row_draws = row_draws.double()
         given = self.draw_weights @ row_draws  # p(y' | outcome): [outcome, class]
@@ -145,7 +144,7 @@ class Outcomes:
             probability = joint.new_full((max_outcomes,), 1 / max_outcomes)
         outcome, label = chosen // given.shape[1], chosen % given.shape[1]
         likelihood = self.draw_weights[outcome] * row_draws.T[label]
-        return Outcomes(probability, likelihood / likelihood.sum(1, keepdim=True))
+        return type(self)(probability, likelihood / likelihood.sum(1, keepdim=True))
 
 
 def joint_mutual_information(probability_draws: Array, *, max_outcomes: int = OUTCOME_LIMIT, seed: int = 0) -> Tensor:

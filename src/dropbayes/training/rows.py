@@ -1,12 +1,10 @@
 """Training rows in batches: tensors, nested inputs and NumPy arrays, or a DataLoader of pairs."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -38,17 +36,17 @@ class Batch:
         args, kwargs = self.inputs.call(lambda *args, **kwargs: (args, kwargs), self.inputs.leaves)
         return kwargs or (args[0] if len(args) == 1 and isinstance(args[0], Tensor) else args)
 
-    def first(self, n_rows: int) -> Batch:
-        return Batch(self.inputs.block(0, min(n_rows, len(self.y))), self.y[:n_rows])
+    def first(self, n_rows: int) -> Self:
+        return type(self)(self.inputs.block(0, min(n_rows, len(self.y))), self.y[:n_rows])
 
     @property
     def tensors(self) -> list[Tensor]:
         """Everything that differs between batches, in a fixed order."""
         return [*self.inputs.tensors, self.y, *([] if self.weight is None else [self.weight])]
 
-    def clone(self) -> Batch:
+    def clone(self) -> Self:
         weight = None if self.weight is None else self.weight.clone()
-        return Batch(self.inputs.with_tensors(Tensor.clone), self.y.clone(), weight)
+        return type(self)(self.inputs.with_tensors(Tensor.clone), self.y.clone(), weight)
 
 
 class TensorRows:

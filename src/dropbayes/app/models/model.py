@@ -1,12 +1,10 @@
 """A complete model of a table: its networks, its columns, its calibration and its origin."""
 
-from __future__ import annotations
-
 import copy
 import os
 import pathlib
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -64,7 +62,7 @@ class Model:
     @classmethod
     def fit(
         cls, frame: object, *, target: str, task: Task | None = None, reading: Reading | None = None, **settings: Any
-    ) -> Model:
+    ) -> Self:
         """A model fitted to a data frame: columns interpreted as on the command line, then an estimator.
 
         Args:
@@ -78,7 +76,7 @@ class Model:
         return cls.of_rows(rows, origin={"file": "a data frame"}, **settings)
 
     @classmethod
-    def of_rows(cls, rows: TrainingRows, *, origin: Origin, **settings: Any) -> Model:
+    def of_rows(cls, rows: TrainingRows, *, origin: Origin, **settings: Any) -> Self:
         """A model fitted to training rows."""
         regression = rows.schema.task == "regression"
         estimator = (estimators.DropoutRegressor if regression else estimators.DropoutClassifier)(**settings)
@@ -90,7 +88,7 @@ class Model:
         return cls(estimator, rows.schema, {"n_rows": len(rows.x), **origin, "uncertainty_percentiles": percentiles})
 
     @classmethod
-    def of(cls, estimator: Any, frame: object, y: npt.ArrayLike, *, target: str) -> Model:
+    def of(cls, estimator: Any, frame: object, y: npt.ArrayLike, *, target: str) -> Self:
         """The model of an estimator fitted in Python, with its columns, ready to be saved as a folder.
 
         The data frame and `y` are the inputs and the targets it was fitted to, `target` is the name of the latter.
@@ -133,7 +131,7 @@ class Model:
             self.ensemble = estimator  # it predicts from now on, so that there is one object to change and to save
         return self.ensemble
 
-    def with_draws(self, *, n_draws: int | None, seed: int | None) -> Model:
+    def with_draws(self, *, n_draws: int | None, seed: int | None) -> Self:
         """The model with another number of draws or another seed; None keeps the current one."""
         return replace(self, ensemble=self.ensemble.with_draws(n_draws=n_draws, seed=seed))
 
@@ -176,7 +174,7 @@ class Model:
         code = np.array([-1 if text is None else codes[text] for text in texts], dtype=np.int64)
         return self.ensemble.classes_[code], code >= 0
 
-    def calibrate(self, frame: object, *, method: Method = "scale", allow_new: bool = False) -> Model:
+    def calibrate(self, frame: object, *, method: Method = "scale", allow_new: bool = False) -> Self:
         """The model recalibrated on rows it was not fitted to, with their targets; call `save` to persist it.
 
         The methods are those of `dropbayes.estimators.recalibration`, and `allow_new` is as in `predict`.
@@ -186,7 +184,7 @@ class Model:
         y, known = self.outcomes(table)
         return self.recalibrated(self.encode(table, allow_new=allow_new).x[known], y[known], method, "a data frame")
 
-    def recalibrated(self, x: NumpyArray, y: NumpyArray, method: Method, source: str) -> Model:
+    def recalibrated(self, x: NumpyArray, y: NumpyArray, method: Method, source: str) -> Self:
         """The model recalibrated on the inputs and targets of held-out rows from some source."""
         recalibration = fit_recalibration(self.ensemble, x, y, method=method)
         ensemble = with_recalibration(self.ensemble, recalibration)
@@ -194,12 +192,12 @@ class Model:
         known["uncertainty_percentiles"] = uncertainty_percentiles(ensemble, x)
         return replace(self, ensemble=ensemble, origin=self.origin | {"calibration": known})
 
-    def uncalibrated(self) -> Model:
+    def uncalibrated(self) -> Self:
         """The model as it was fitted."""
         origin = {name: value for name, value in self.origin.items() if name != "calibration"}
         return replace(self, ensemble=with_recalibration(self.ensemble, None), origin=origin)
 
-    def save(self, path: str | os.PathLike[str]) -> Model:
+    def save(self, path: str | os.PathLike[str]) -> Self:
         """Writes the model's folder atomically, replacing an existing one; returns the model with its folder."""
         digest = storage.write(path, self.ensemble, self.schema, self.origin)
         return replace(self, path=pathlib.Path(path), digest=digest)

@@ -1,13 +1,11 @@
 r"""The features: the importance of each, the parts in which the model errs, the difference from the training rows."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -61,7 +59,7 @@ class Feature:
         whole = len(str(int(abs(value)))) if abs(value) < 1e9 else 0
         return f"{value:.{max(4, whole)}g}".replace("-", "−")  # no thousands marks: it may be a year
 
-    def with_labels(self, texts: Mapping[str, Sequence[object]]) -> Feature:
+    def with_labels(self, texts: Mapping[str, Sequence[object]]) -> Self:
         """The feature with its numbers written as in the table of texts, if they are few and each has one text."""
         if self.name not in texts or not self.is_number or self.is_date:
             return self

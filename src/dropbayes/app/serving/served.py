@@ -1,7 +1,5 @@
 """What is served and how: the settings of a server, and its models, of columns or records in, predictions out."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import importlib
@@ -10,7 +8,7 @@ import pathlib
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import msgspec
 import numpy as np
@@ -73,7 +71,7 @@ class ServedModel:
     outputs: Mapping[str, NumpyArray]  #: All outputs for one row: the type and the shape of each.
 
     @classmethod
-    def load(cls, path: pathlib.Path) -> ServedModel:
+    def load(cls, path: pathlib.Path) -> Self:
         """The model in a folder, or a network's `Predictor` named MODULE:NAME, checked by a first prediction."""
         module, colon, name = str(path).partition(":")
         if colon and not path.exists():
