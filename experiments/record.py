@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from dropbayes.runtime import files
-from dropbayes.runtime.arrays import NumpyArray
+from dropbayes.runtime.validation import NumpyArray
 
 __all__ = ["Array", "Arrays", "Findings", "Record", "markdown_lines", "markdown_table", "results_text"]
 

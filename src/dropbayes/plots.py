@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dropbayes.calibration import ReliabilityCurve, UncertaintyReference
 from dropbayes.runtime import validation
-from dropbayes.runtime.arrays import Array, NumpyArray
+from dropbayes.runtime.validation import Array, NumpyArray
 from dropbayes.scores import RiskCoverage
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from dropbayes.runtime import validation
-from dropbayes.runtime.arrays import Array, to_tensor
+from dropbayes.runtime.validation import Array, to_tensor
 from dropbayes.scores.averages import cumulative_weights, weighted_quantile
 
 # --- thresholds -------------------------------------------------------------------------------------------------------

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dropbayes.runtime.arrays import Numbers
-from dropbayes.runtime.validation import Array, finite_tensor, row_weights
+from dropbayes.runtime.validation import Array, Numbers, finite_tensor, row_weights
 from dropbayes.scores.averages import cumulative_weights, weighted_quantile
 
 FAMILIES = {"gamma": "gamma", "lognormal": "lognorm", "weibull": "weibull_min", "inverse gamma": "invgamma"}

@@ -15,8 +15,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from dropbayes.calibration.conformal import standardised_residuals
 from dropbayes.calibration.reliability import checked_levels
 from dropbayes.runtime import validation
-from dropbayes.runtime.arrays import Array
 from dropbayes.runtime.devices import on_cpu
+from dropbayes.runtime.validation import Array
 from dropbayes.scores.averages import cumulative_weights, weighted_mean
 from dropbayes.scores.classification import probabilities_and_labels
 

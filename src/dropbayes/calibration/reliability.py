@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from dropbayes.runtime import validation
-from dropbayes.runtime.arrays import Array
 from dropbayes.runtime.devices import on_cpu
+from dropbayes.runtime.validation import Array
 from dropbayes.scores.averages import cumulative_weights
 from dropbayes.scores.classification import calibration_gap, confidence_and_correctness, equal_bins
 

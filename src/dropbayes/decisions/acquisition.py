@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from dropbayes.runtime import validation
-from dropbayes.runtime.arrays import Array
 from dropbayes.runtime.devices import on_cpu
+from dropbayes.runtime.validation import Array
 from dropbayes.scores.information import OUTCOME_LIMIT, Outcomes, mutual_information
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dropbayes.runtime.arrays import Numbers, to_tensor
-from dropbayes.runtime.validation import quote
+from dropbayes.runtime.validation import Numbers, quote, to_tensor
 
 if TYPE_CHECKING:
     import pyarrow as pa

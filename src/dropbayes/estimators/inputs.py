@@ -13,7 +13,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from dropbayes.runtime.arrays import Numbers
+from dropbayes.runtime.validation import Numbers
 
 _MAX_BINS = 16
 _ROWS_PER_BIN = 20

@@ -17,9 +17,8 @@ from torch.utils._pytree import PyTree, tree_map_only
 
 from dropbayes.predictive import Prediction, check_outputs
 from dropbayes.predictive.statistics import Request, RowStatistics
-from dropbayes.runtime.arrays import to_tensor
 from dropbayes.runtime.progress import ProgressBar
-from dropbayes.runtime.validation import check_count
+from dropbayes.runtime.validation import check_count, to_tensor
 from dropbayes.sampling import Sampling, function_draw, split
 from dropbayes.tracing.views import checked_network
 

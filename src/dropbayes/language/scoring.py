@@ -12,9 +12,8 @@ from torch.utils._pytree import PyTree
 
 from dropbayes.language.folding import FoldedDraws, checked, generating_module
 from dropbayes.language.uncertainty import TextUncertainty, TokenUncertainty
-from dropbayes.runtime.arrays import Array, to_tensor
 from dropbayes.runtime.devices import device_of
-from dropbayes.runtime.validation import check_count
+from dropbayes.runtime.validation import Array, check_count, to_tensor
 from dropbayes.sampling import Keys, Sampling, check_sampling, equal_but_for_rounding, evaluation_output
 
 Text = str | Sequence[str] | Tensor | Mapping[str, Tensor]

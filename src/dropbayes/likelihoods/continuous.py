@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from dropbayes.likelihoods.observation import Likelihood, checked_targets, sum_events
-from dropbayes.runtime.arrays import to_tensor
-from dropbayes.runtime.validation import check_positive
+from dropbayes.runtime.validation import check_positive, to_tensor
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from dropbayes.runtime.arrays import to_tensor
-from dropbayes.runtime.validation import check_choice, finite_tensor
+from dropbayes.runtime.validation import check_choice, finite_tensor, to_tensor
 
 
 class Head:

@@ -12,9 +12,8 @@ from torch import Tensor
 from torch.utils._pytree import PyTree
 
 from dropbayes.predictive.statistics import CLASS_STATISTICS, DRAWS_FIRST
-from dropbayes.runtime.arrays import NumpyArray
 from dropbayes.runtime.formatting import Printed, Table, count
-from dropbayes.runtime.validation import Array, check_probability, needed_for
+from dropbayes.runtime.validation import Array, NumpyArray, check_probability, needed_for
 from dropbayes.sampling import split
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Validation of arguments: one clear error that names the argument, the rule and the value.
+"""Arguments: arrays of any library as tensors, and one clear error that names the argument, the rule and the value.
 
 A function of numbers (`check_...`) returns nothing; a function of arrays is named after what it returns, the array as a
 tensor that obeys the rule. NumPy arrays and lists of numbers are accepted wherever a tensor is.
@@ -7,14 +7,18 @@ tensor that obeys the rule. NumPy arrays and lists of numbers are accepted where
 import contextlib
 import functools
 import math
+import numbers
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dropbayes.runtime.arrays import Array, to_tensor
+NumpyArray = npt.NDArray[Any]
+Numbers = npt.NDArray[np.float64]
+Array = Tensor | NumpyArray
 
 # ---------------------------------------------------------------------------------------------------- numbers
 
@@ -95,6 +99,28 @@ def _is_finite_number(value: object) -> bool:
 # ----------------------------------------------------------------------------------------------------- arrays
 
 NOT_FINITE = "`net` gave NaN or infinite outputs or slopes. Check the input rows and weights for NaN, or use float32."
+
+
+def to_tensor(array: Any, *, name: str = "array") -> Tensor:
+    """A tensor as it is; anything else that NumPy reads as real numbers or truth values, copied.
+
+    The copy is deliberate: arrays of pandas are often read-only, and a tensor would write through them.
+    """
+    if isinstance(array, Tensor):
+        if array.layout is not torch.strided or array.is_meta:
+            kind = "on the meta device" if array.is_meta else f"of layout {array.layout}"
+            raise TypeError(f"`{name}` must be a dense tensor of numbers; got one {kind}. Pass it dense: to_dense().")
+        return array
+    refusal = f"`{name}` must be a tensor or an array of numbers; got {type(array).__name__}"
+    try:
+        values = np.array(array, order="C")
+    except ValueError:
+        raise TypeError(f"{refusal} whose parts differ in length.") from None
+    if values.dtype == object and all(isinstance(value, numbers.Real) for value in values.flat):
+        values = values.astype(np.float64)  # a frame whose columns have several dtypes
+    if values.dtype.kind not in "biuf":
+        raise TypeError(f"{refusal} of dtype {values.dtype}.")
+    return torch.from_numpy(values.astype(values.dtype.newbyteorder("="), copy=False))
 
 
 def float_tensor(array: Array | float, *, name: str = "array") -> Tensor:

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from dropbayes.layers import Bernoulli, Prior, decays, input_layers, kl_from_density, kl_is_weight_decay, weight_layers
 from dropbayes.layers.family import in_full_precision
 from dropbayes.likelihoods import Likelihood
-from dropbayes.runtime.arrays import Array, to_tensor
-from dropbayes.runtime.validation import check_n_data, check_type
+from dropbayes.runtime.validation import Array, check_n_data, check_type, to_tensor
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
 
 from dropbayes.likelihoods import output_tensor
-from dropbayes.runtime.arrays import to_tensor
-from dropbayes.runtime.validation import outcomes, row_weights
+from dropbayes.runtime.validation import outcomes, row_weights, to_tensor
 from dropbayes.sampling import Inputs, as_inputs
 
 _RESIDENT_BYTES = 2**31  # larger data stay on the host and are copied batch by batch

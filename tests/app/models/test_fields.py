@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import dropbayes as db
+from dropbayes.app.models.fields import round_digits
 from dropbayes.app.models.model import load
 from dropbayes.scores import information
 
@@ -68,3 +69,11 @@ def test_a_network_of_classes_over_pixels_keeps_its_shape():
     found = predictor({"x": np.random.default_rng(0).normal(size=(2, 1, 6, 6)).astype(np.float32)})
     assert found["probabilities"].shape == (2, 6, 6, 3) and found["entropy"].shape == (2, 6, 6)
     np.testing.assert_allclose(found["probabilities"].sum(-1), 1, rtol=1e-5)
+
+
+def test_digits_are_significant_ones_and_other_kinds_are_left_alone():
+    values = np.array([[1 / 3, 2e-30 / 3], [np.inf, -123456.789]])
+    rounded = round_digits(values)
+    np.testing.assert_allclose(rounded, values, rtol=5e-12)
+    assert rounded[0, 0] == 0.333333333333
+    assert round_digits(np.array(["a"])).tolist() == ["a"]

@@ -18,9 +18,9 @@ from dropbayes.app.report import report
 from dropbayes.app.report.measurements import measure
 from dropbayes.app.tables import write_tables
 from dropbayes.runtime import files
-from dropbayes.runtime.arrays import Numbers
 from dropbayes.runtime.devices import cpu_threads
 from dropbayes.runtime.formatting import percent
+from dropbayes.runtime.validation import Numbers
 
 # Of eight pairs (drop probabilities 0.01, 0.02, 0.03 and 0.05, weight decays 1e-5 and 1e-4) this one had the best
 # log-likelihood in a rehearsal of the same proportions on the training years alone: trained until the middle of 1974,

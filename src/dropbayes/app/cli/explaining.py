@@ -33,8 +33,8 @@ from dropbayes.population import network
 from dropbayes.predictive import Mixture
 from dropbayes.predictive.scoring import ClassOutcomes, RegressionOutcomes, ScoreValue, score_values
 from dropbayes.runtime import __version__
-from dropbayes.runtime.arrays import NumpyArray
 from dropbayes.runtime.formatting import count, plain_number
+from dropbayes.runtime.validation import NumpyArray
 
 # --- a table, before a fit -----------------------------------------------------------------------------------------
 

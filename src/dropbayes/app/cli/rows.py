@@ -18,10 +18,9 @@ from dropbayes.app.models.model import Model
 from dropbayes.app.tables import Source, open_table, regroup
 from dropbayes.estimators.columns import Cells, Column, Encoded, Schema, check_columns, encode
 from dropbayes.runtime import files
-from dropbayes.runtime.arrays import NumpyArray
 from dropbayes.runtime.formatting import count, plain_number
 from dropbayes.runtime.progress import ProgressBar
-from dropbayes.runtime.validation import quote
+from dropbayes.runtime.validation import NumpyArray, quote
 
 
 def read_blocks(source: Source, blocks: Iterable[pa.Table], *, title: str) -> Iterator[pa.Table]:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from dropbayes.estimators.ensembles import Ensemble
 from dropbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood, output_tensor
 from dropbayes.predictive import Mixture, RegressionOutcomes, draw_mean, outputs_by
-from dropbayes.runtime.arrays import NumpyArray, round_digits
 from dropbayes.runtime.progress import ProgressBar
+from dropbayes.runtime.validation import NumpyArray
 from dropbayes.scores import information
 
 
@@ -79,6 +79,13 @@ class NetworkFields:
         scale = likelihood.variance(output.cpu()).double().sqrt()
         moments = _moments(Mixture(mean.flatten(1), scale.flatten(1)), coverage)
         return {name: values.reshape(mean.shape[1:]) for name, values in moments.items()}
+
+
+def round_digits(values: NumpyArray) -> NumpyArray:
+    """Floating-point numbers to 12 significant digits, more than a network has; others as they are."""
+    if values.dtype.kind != "f":
+        return values
+    return np.array([float(f"{value:.12g}") for value in values.ravel().tolist()]).reshape(values.shape)
 
 
 def _moments(mixture: Mixture, coverage: float) -> dict[str, NumpyArray]:

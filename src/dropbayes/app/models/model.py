@@ -21,8 +21,7 @@ from dropbayes.estimators.columns.schema import Task, list_names
 from dropbayes.estimators.ensembles import Ensemble
 from dropbayes.estimators.frames import as_frame, as_table, frame_inputs, frame_schema
 from dropbayes.estimators.recalibration import Method, fit_recalibration, with_recalibration
-from dropbayes.runtime.arrays import NumpyArray
-from dropbayes.runtime.validation import quote
+from dropbayes.runtime.validation import NumpyArray, quote
 
 __all__ = ["Model", "load", "uncertainty_percentiles"]
 

@@ -17,14 +17,13 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from dropbayes.app.models.fields import EnsembleFields, NetworkFields, check_finite
+from dropbayes.app.models.fields import EnsembleFields, NetworkFields, check_finite, round_digits
 from dropbayes.estimators.ensembles import METHODS, ClassEnsemble, Ensemble, RegressionEnsemble
 from dropbayes.estimators.frames import arrow_cells, as_array, check_names
 from dropbayes.likelihoods import Likelihood
 from dropbayes.linear import N_POINTS
 from dropbayes.runtime import storage
-from dropbayes.runtime.arrays import NumpyArray, round_digits
-from dropbayes.runtime.validation import check_choice, check_count, check_positive, check_probability
+from dropbayes.runtime.validation import NumpyArray, check_choice, check_count, check_positive, check_probability
 
 if TYPE_CHECKING:  # slow to import, and a network does not need them
     import pyarrow as pa

@@ -12,9 +12,8 @@ from dropbayes.app.report.layout import environment
 from dropbayes.app.report.measurements import measure
 from dropbayes.app.report.sections import page_context
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
-from dropbayes.runtime.arrays import Array
 from dropbayes.runtime.formatting import printable_name
-from dropbayes.runtime.validation import check_count, row_values
+from dropbayes.runtime.validation import Array, check_count, row_values
 
 __all__ = ["report"]
 

@@ -16,8 +16,8 @@ from dropbayes.app.models.fields import even_selection
 from dropbayes.app.report.measurements import Measured
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
 from dropbayes.estimators.columns.dates import day_of_year
-from dropbayes.runtime.arrays import Numbers, NumpyArray
 from dropbayes.runtime.formatting import percent, printable_name, score_text
+from dropbayes.runtime.validation import Numbers, NumpyArray
 from dropbayes.scores import class_log_likelihood
 
 SHUFFLED_ROWS = 400  # whose features are shuffled: of more, an even selection

@@ -6,8 +6,8 @@ from dropbayes.app.report import svg
 from dropbayes.app.report.inputs import ReportInputs
 from dropbayes.app.report.measurements import Classification, Measured, Regression, risk_after_deferring
 from dropbayes.app.report.svg import Axis, Figure
-from dropbayes.runtime.arrays import Numbers
 from dropbayes.runtime.formatting import percent, printable_name
+from dropbayes.runtime.validation import Numbers
 
 MAX_POINTS, MAX_CONFUSION = 1500, 20
 """The maximum number of points in a scatter or of vertices in a band, and of classes in a confusion matrix."""

@@ -8,8 +8,7 @@ import numpy as np
 
 from dropbayes.app.report.features import Feature
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
-from dropbayes.runtime.arrays import Array, Numbers, NumpyArray
-from dropbayes.runtime.validation import finite_tensor, quote, row_values
+from dropbayes.runtime.validation import Array, Numbers, NumpyArray, finite_tensor, quote, row_values
 
 Model = DropoutRegressor | DropoutClassifier
 

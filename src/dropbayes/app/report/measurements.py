@@ -18,8 +18,8 @@ from dropbayes.app.models.fields import outcome_columns
 from dropbayes.predictive import ClassOutcomes, RegressionOutcomes
 from dropbayes.predictive.agreement import bias, class_agreement, interval_agreement
 from dropbayes.predictive.scoring import ScoreValue, reliability_curve, risk_curve, score_values
-from dropbayes.runtime.arrays import Numbers, NumpyArray
 from dropbayes.runtime.formatting import number, percent, printable_name
+from dropbayes.runtime.validation import Numbers, NumpyArray
 from dropbayes.scores import RiskCoverage
 
 Labels = npt.NDArray[np.int64]

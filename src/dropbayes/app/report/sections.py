@@ -19,8 +19,8 @@ from dropbayes.plots import percentile_text
 from dropbayes.predictive import draw_mean
 from dropbayes.predictive.agreement import MIN_ROWS
 from dropbayes.predictive.verdict import Verdict, row_verdict
-from dropbayes.runtime.arrays import Numbers, NumpyArray
 from dropbayes.runtime.formatting import count, fixed_point, number, percent, printable_name
+from dropbayes.runtime.validation import Numbers, NumpyArray
 from dropbayes.scores import class_log_likelihood
 
 

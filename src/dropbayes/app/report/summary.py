@@ -16,8 +16,8 @@ from dropbayes.app.models.fields import even_selection
 from dropbayes.app.report.features import Feature
 from dropbayes.app.report.measurements import Measured, risk_after_deferring
 from dropbayes.predictive.agreement import uneven_width
-from dropbayes.runtime.arrays import Numbers, NumpyArray
 from dropbayes.runtime.formatting import number, score_text
+from dropbayes.runtime.validation import Numbers, NumpyArray
 
 
 class Baseline(NamedTuple):

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup, escape
 
-from dropbayes.runtime.arrays import Numbers
+from dropbayes.runtime.validation import Numbers
 
 _LETTER = 6.7  # the width of a character of the axis labels in pixels, with a margin for wide ones
 

@@ -29,7 +29,7 @@ from dropbayes.app.serving.protocol import InferenceRequest
 from dropbayes.app.serving.served import ServedModel, Settings, all_outputs
 from dropbayes.estimators.columns import Encoded
 from dropbayes.runtime import __version__
-from dropbayes.runtime.arrays import NumpyArray
+from dropbayes.runtime.validation import NumpyArray
 
 # Bodies up to this size are decoded on the event loop, where longer ones would hold up other requests, and are not
 # refused when long ones fill the memory.

@@ -13,8 +13,7 @@ import numpy as np
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from dropbayes.runtime.arrays import NumpyArray
-from dropbayes.runtime.validation import quote
+from dropbayes.runtime.validation import NumpyArray, quote
 
 HEADER_LENGTH = "inference-header-content-length"
 

@@ -20,7 +20,7 @@ from dropbayes.app.models.predictor import MATRIX, Predictor, location, uncertai
 from dropbayes.app.serving import protocol
 from dropbayes.app.serving.protocol import Parameters, datatype_of
 from dropbayes.estimators.columns import Encoded
-from dropbayes.runtime.arrays import NumpyArray
+from dropbayes.runtime.validation import NumpyArray
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from dropbayes.estimators.columns.cells import MISSING, Cells, Place, in_one_cas
 from dropbayes.estimators.columns.inference import LeftOut, Problem, column_of, kind_of
 from dropbayes.estimators.columns.notation import NUMBER, PLAIN, Notation, notation_of
 from dropbayes.estimators.columns.schema import Column, Schema, Task, column_values, encode, list_names
-from dropbayes.runtime.arrays import Numbers
-from dropbayes.runtime.validation import check_choice, quote
+from dropbayes.runtime.validation import Numbers, check_choice, quote
 
 
 class ColumnProblems(ValueError):

@@ -12,8 +12,7 @@ import pyarrow.compute as pc
 
 from dropbayes.estimators.columns.dates import days_of
 from dropbayes.estimators.columns.notation import NUMBER, PLAIN, Notation, notation_of
-from dropbayes.runtime.arrays import Numbers
-from dropbayes.runtime.validation import quote
+from dropbayes.runtime.validation import Numbers, quote
 
 MISSING = ("", "NA", "N/A", "NaN", "nan", "NAN", "null", "NULL", "?")
 """The cells that mean "no value", spaces around them not counted."""

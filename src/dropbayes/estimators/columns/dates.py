@@ -7,8 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dropbayes.runtime.arrays import Numbers
-from dropbayes.runtime.validation import quote
+from dropbayes.runtime.validation import Numbers, quote
 
 PARTS = {
     "year": ("year",),

@@ -17,8 +17,7 @@ import pyarrow.compute as pc
 from dropbayes.estimators.columns.cells import MISSING, Cells, Place
 from dropbayes.estimators.columns.dates import PARTS, date_inputs
 from dropbayes.estimators.columns.notation import PLAIN, Notation
-from dropbayes.runtime.arrays import Numbers
-from dropbayes.runtime.validation import quote
+from dropbayes.runtime.validation import Numbers, quote
 
 Kind = Literal["number", "boolean", "category", "date"]
 Task = Literal["regression", "classification"]
