@@ -67,11 +67,7 @@ def _restore(kind: Any, file: storage.ModelFile) -> Any:
     if parameters["activation"] not in ACTIVATIONS:
         raise ValueError(f"`path` has the unknown activation {parameters['activation']!r}.")
     estimator = kind(**parameters)
-    known = {f.name for f in fields(Member)}
-    members = [
-        Member(**{name: _from_json(value) for name, value in member.items() if name in known})
-        for member in settings["members"]
-    ]
+    members = [Member(**{name: _from_json(value) for name, value in member.items()}) for member in settings["members"]]
     n_layers = sum(name.startswith("weight.") for name in tensors)
     estimator.population_ = Population(
         members=tuple(members),

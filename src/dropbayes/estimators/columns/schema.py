@@ -187,29 +187,15 @@ def from_json(values: Any) -> Schema:
     columns = tuple(_column_from_json(entry) for entry in values["columns"])
     if values["task"] not in get_args(Task) or not columns:
         raise ValueError("unknown task, or no columns")
-    left_out = {str(name): str(reason) for name, reason in values["left_out"].items()}
-    missing, notation = tuple(map(str, values["missing"])), _notation_from_json(values["target_notation"])
-    return Schema(columns, str(values["target"]), values["task"], left_out, missing, notation)
+    missing, notation = tuple(values["missing"]), Notation(**values["target_notation"])
+    return Schema(columns, values["target"], values["task"], values["left_out"], missing, notation)
 
 
 def _column_from_json(entry: Any) -> Column:
-    parts = tuple(map(str, entry["parts"]))
-    if entry["kind"] not in get_args(Kind) or not set(parts) <= set(PARTS):
-        raise ValueError(f"unknown kind {entry['kind']!r} or parts of a date {parts}")
-    low, high = map(float, entry["range"]) if "range" in entry else (None, None)
-    return Column(
-        name=str(entry["name"]),
-        kind=entry["kind"],
-        fill=float(entry["fill"]),
-        categories=tuple(map(str, entry["categories"])),
-        flagged=bool(entry["flagged"]),
-        notation=_notation_from_json(entry["notation"]),
-        date_format=str(entry["date_format"]),
-        parts=parts,
-        low=low,
-        high=high,
-    )
-
-
-def _notation_from_json(values: Any) -> Notation:
-    return Notation(str(values["decimal"]), str(values["thousands"]), str(values["sign"]))
+    known = {name: value for name, value in entry.items() if name != "range"}
+    low, high = entry.get("range", (None, None))
+    lists = {name: tuple(entry[name]) for name in ("categories", "parts")}
+    column = Column(**known | lists | {"notation": Notation(**entry["notation"]), "low": low, "high": high})
+    if column.kind not in get_args(Kind) or not set(column.parts) <= set(PARTS):
+        raise ValueError(f"unknown kind {column.kind!r} or parts of a date {column.parts}")
+    return column
