@@ -32,10 +32,10 @@ def test_evaluate_scores_as_the_estimator_does(models, scored):
     found = scored["numbers"]
     model = load(models / "numbers")
     x, y = inputs(model, models / "new.csv"), column(rows_of((models / "new.csv").read_text()), "price")
-    assert found["rmse"] == pytest.approx(np.sqrt(((model.estimator.predict(x) - y) ** 2).mean()), rel=1e-9)
-    assert found["log_likelihood"] == pytest.approx(model.estimator.log_likelihood(x, y), rel=1e-9)
+    assert found["rmse"] == pytest.approx(np.sqrt(((model.ensemble.predict(x) - y) ** 2).mean()), rel=1e-9)
+    assert found["log_likelihood"] == pytest.approx(model.ensemble.log_likelihood(x, y), rel=1e-9)
     for level in (0.5, 0.8, 0.95):
-        lower, upper = model.estimator.predict_interval(x, level)
+        lower, upper = model.ensemble.predict_interval(x, level)
         assert found[f"coverage_{100 * level:.0f}"] == ((lower <= y) & (y <= upper)).mean()
 
 
@@ -44,22 +44,22 @@ def test_evaluate_scores_classes(models, scored):
 
     found = scored["classes"]
     model = load(models / "classes")
-    probabilities = model.estimator.predict_proba(inputs(model, models / "new.csv"))
+    probabilities = model.ensemble.predict_proba(inputs(model, models / "new.csv"))
     labels = [row["kind"] for row in rows_of((models / "new.csv").read_text())]
-    assert found["log_likelihood"] == pytest.approx(-log_loss(labels, probabilities, labels=model.estimator.classes_))
-    assert found["accuracy"] == accuracy_score(labels, model.estimator.classes_[probabilities.argmax(1)])
+    assert found["log_likelihood"] == pytest.approx(-log_loss(labels, probabilities, labels=model.ensemble.classes_))
+    assert found["accuracy"] == accuracy_score(labels, model.ensemble.classes_[probabilities.argmax(1)])
 
 
 def test_evaluate_scores_intervals_and_whole_distributions_with_standard_errors(models, scored):
     found = scored["numbers"]
     model = load(models / "numbers")
     x, y = inputs(model, models / "new.csv"), column(rows_of((models / "new.csv").read_text()), "price")
-    lower, upper = model.estimator.predict_interval(x, 0.95)
+    lower, upper = model.ensemble.predict_interval(x, 0.95)
     penalty = 40 * (np.maximum(lower - y, 0) + np.maximum(y - upper, 0))
     assert found["interval_width"] == pytest.approx((upper - lower).mean(), rel=1e-6)
     assert found["interval_score"] == pytest.approx((upper - lower + penalty).mean(), rel=1e-6)
-    assert found["crps"] == pytest.approx(float(model.estimator.predictive(x).crps(torch.from_numpy(y)).mean()))
-    error = np.abs(model.estimator.predict(x) - y).std(ddof=1) / np.sqrt(40)
+    assert found["crps"] == pytest.approx(float(model.ensemble.predictive(x).crps(torch.from_numpy(y)).mean()))
+    error = np.abs(model.ensemble.predict(x) - y).std(ddof=1) / np.sqrt(40)
     assert found["standard_errors"]["mae"] == pytest.approx(error, rel=1e-6)
 
 
@@ -79,9 +79,9 @@ def test_classes_are_scored_by_ranking_and_by_class_beside_their_shares(models, 
     model = load(models / "classes")
     x = inputs(model, models / "new.csv")
     labels = np.array([row["kind"] for row in rows_of((models / "new.csv").read_text())])
-    probabilities = model.estimator.predict_proba(x)
+    probabilities = model.ensemble.predict_proba(x)
     assert found["class_auroc"] == pytest.approx(roc_auc_score(labels, probabilities, multi_class="ovr"))
-    assert found["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(labels, model.estimator.predict(x)))
+    assert found["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(labels, model.ensemble.predict(x)))
     shares = np.unique(labels, return_counts=True)[1] / len(labels)
     assert found["constant"]["log_likelihood"] == pytest.approx((shares * np.log(shares)).sum())
     assert found["constant"]["accuracy"] == shares.max() and found["constant"]["class_auroc"] == 0.5
@@ -120,7 +120,7 @@ def test_evaluate_holds_one_window_of_a_table_and_ranks_every_so_many_rows(model
     monkeypatch.setattr(rows, "windows", watched)
     found = json.loads(run("evaluate", models / "numbers", path, "--json").text)
     x, y = inputs(model, path), column(rows_of(path.read_text()), "price")
-    crps = model.estimator.predictive(x[::4]).crps(torch.from_numpy(y[::4]))
+    crps = model.ensemble.predictive(x[::4]).crps(torch.from_numpy(y[::4]))
     assert found["crps"] == pytest.approx(float(crps.mean()))
     assert found["n_rows"] == 300 and len(held) == 3 and max(most) <= 2
 

@@ -15,7 +15,7 @@ from tests.command_line import column, rows_of, run
 
 def test_explain_states_the_identity_of_precision_weight_decay_and_length_scale(models):
     found = json.loads(run("explain", models / "numbers", "--json").text)
-    population = load(models / "numbers").estimator.population_
+    population = load(models / "numbers").ensemble.population_
     standard = found["precision"] * float(population.y_scale[0, 0]) ** 2
     for layer in found["layers"]:
         tau = model_precision(

@@ -99,7 +99,7 @@ def test_settings_reach_the_estimator(models, tmp_path):
     options = ["--hidden", "3,5", "--drop-prob", "0.2", "--weight-decay", "0.01", "--noise",
                "heteroscedastic", "--n-steps", "3", "--n-networks", "1", "--n-draws", "7", "--seed", "5"]  # fmt: skip
     run("fit", models / "train.csv", "--target", "price", "--ignore", "kind", "--out", tmp_path / "m", *options)
-    estimator = load(tmp_path / "m").estimator
+    estimator = load(tmp_path / "m").ensemble
     wanted = {"hidden": (3, 5), "drop_prob": 0.2, "weight_decay": 0.01, "noise": "heteroscedastic",
               "n_steps": 3, "n_networks": 1, "n_draws": 7, "random_state": 5}  # fmt: skip
     assert {name: getattr(estimator, name) for name in wanted} == wanted

@@ -26,13 +26,13 @@ def test_predict_agrees_with_the_estimator(models):
     rows = rows_of(result.text)
     model = load(models / "numbers")
     x = inputs(model, models / "new.csv")
-    mean, std = model.estimator.predict(x, return_std=True)
-    lower, upper = model.estimator.predict_interval(x, 0.8)
+    mean, std = model.ensemble.predict(x, return_std=True)
+    lower, upper = model.ensemble.predict_interval(x, 0.8)
     for name, values in {"mean": mean, "std": std, "lower": lower, "upper": upper}.items():
         np.testing.assert_allclose(column(rows, f"price_{name}"), values, rtol=1e-9)
     epistemic, aleatoric = column(rows, "price_epistemic_std"), column(rows, "price_aleatoric_std")
     np.testing.assert_allclose(epistemic**2 + aleatoric**2, std**2, rtol=1e-9)
-    np.testing.assert_allclose(aleatoric, model.estimator.predictive(x).aleatoric.sqrt(), rtol=1e-9)
+    np.testing.assert_allclose(aleatoric, model.ensemble.predictive(x).aleatoric.sqrt(), rtol=1e-9)
     assert [row["city"] for row in rows] == [row["city"] for row in rows_of((models / "new.csv").read_text())]
 
 
@@ -40,7 +40,7 @@ def test_predict_by_the_linear_method_agrees_with_the_estimator(models):
     rows = rows_of(run("predict", models / "numbers", models / "new.csv", "-o", "-", "--method", "linear").text)
     model = load(models / "numbers")
     x = inputs(model, models / "new.csv")
-    mean, std = model.estimator.with_draws(method="linear").predict(x, return_std=True)
+    mean, std = model.ensemble.with_draws(method="linear").predict(x, return_std=True)
     np.testing.assert_allclose(column(rows, "price_mean"), mean, rtol=1e-9)
     np.testing.assert_allclose(column(rows, "price_std"), std, rtol=1e-9)
 
@@ -49,13 +49,13 @@ def test_predict_agrees_with_the_classifier(models):
     rows = rows_of(run("predict", models / "classes", models / "new.csv", "-o", "-").text)
     model = load(models / "classes")
     x = inputs(model, models / "new.csv")
-    probabilities = model.estimator.predict_proba(x)
+    probabilities = model.ensemble.predict_proba(x)
     found = np.column_stack([column(rows, f"kind_probability_{label}") for label in ("high", "low", "middle")])
     np.testing.assert_allclose(found, probabilities, rtol=1e-9)
-    assert [row["kind_predicted"] for row in rows] == model.estimator.predict(x).tolist()
+    assert [row["kind_predicted"] for row in rows] == model.ensemble.predict(x).tolist()
     entropy = -(probabilities * np.log(probabilities)).sum(1)
     np.testing.assert_allclose(column(rows, "kind_entropy"), entropy, rtol=1e-9)
-    draws = model.estimator.draws(x).numpy()
+    draws = model.ensemble.draws(x).numpy()
     expected = -(draws * np.log(draws)).sum(-1).mean(0)
     np.testing.assert_allclose(column(rows, "kind_mutual_information"), entropy - expected, atol=1e-12)
 

@@ -14,7 +14,7 @@ from dropbayes.scores import information
 def test_the_moments_of_a_regression_are_those_of_the_draws(models, columns):
     model = load(models / "numbers")
     predictor = db.Predictor(model, coverage=0.8)
-    mixture = model.estimator.predictive(predictor.encode(columns))
+    mixture = model.ensemble.predictive(predictor.encode(columns))
     found = predictor(columns)
     np.testing.assert_allclose(found["mean"], mixture.location.mean(0), rtol=1e-10)
     np.testing.assert_allclose(found["epistemic"], mixture.location.var(0, correction=0), rtol=1e-9)
@@ -28,7 +28,7 @@ def test_the_moments_of_a_regression_are_those_of_the_draws(models, columns):
 def test_the_information_of_classes_is_that_of_the_draws(models, columns):
     predictor, model = db.Predictor.load(models / "classes"), load(models / "classes")
     found = predictor(columns)
-    draws = model.estimator.draws(predictor.encode(columns))
+    draws = model.ensemble.draws(predictor.encode(columns))
     np.testing.assert_allclose(found["probabilities"], draws.mean(0), rtol=1e-6)
     np.testing.assert_allclose(found["mutual_information"], information.mutual_information(draws.double()), atol=1e-9)
     assert np.array_equal(found["predicted"], predictor.classes[found["probabilities"].argmax(1)])

@@ -42,12 +42,12 @@ def test_python_predicts_what_the_command_line_predicts(tmp_path):
     assert [row["price_outside"] for row in written] == predicted["outside"].tolist()
 
 
-def test_a_change_of_the_estimator_of_a_loaded_model_is_what_predicts_and_is_saved(model, tmp_path):
+def test_a_change_of_the_ensemble_of_a_loaded_model_is_what_predicts_and_is_saved(model, tmp_path):
     loaded = db.load(model.save(tmp_path / "m").path)
     before = loaded.predict(frame(5))["mean"]
-    loaded.estimator.seed_ += 1
+    loaded.ensemble.seed_ += 1
     assert not np.array_equal(loaded.predict(frame(5))["mean"], before)
-    assert db.load(loaded.save(tmp_path / "n").path).estimator.seed_ == model.estimator.seed_ + 1
+    assert db.load(loaded.save(tmp_path / "n").path).ensemble.seed_ == model.ensemble.seed_ + 1
 
 
 def test_a_model_fitted_in_python_is_the_folder_of_the_command_line(model, tmp_path):
@@ -175,8 +175,8 @@ def test_the_percentiles_of_training_rows_are_kept_however_a_model_came_about(mo
 def test_a_calibration_that_widens_brings_percentiles_of_its_own_and_takes_them_back(model):
     rows = frame(seed=3).drop(columns="kind")
     wider = model.calibrate(rows)
-    factor = wider.estimator.recalibration.values[0]
-    plain = model.estimator.predict(model.encode(rows).x, return_std=True)[1]
+    factor = wider.ensemble.recalibration.values[0]
+    plain = model.ensemble.predict(model.encode(rows).x, return_std=True)[1]
     assert wider.uncertainty_percentiles["95"] == pytest.approx(factor * np.percentile(plain, 95))
     assert wider.uncalibrated().uncertainty_percentiles == model.uncertainty_percentiles
 

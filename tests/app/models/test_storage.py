@@ -28,7 +28,7 @@ def model(tmp_path_factory):
 
 def test_a_saved_model_predicts_the_same_bits(model):
     x = np.array([[0.5], [3.0]])
-    assert np.array_equal(load(model.path).estimator.predict(x), model.estimator.predict(x))
+    assert np.array_equal(load(model.path).ensemble.predict(x), model.ensemble.predict(x))
 
 
 def test_a_folder_with_other_files_is_left_alone(model, tmp_path):

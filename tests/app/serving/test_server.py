@@ -39,7 +39,7 @@ SLOW_BODY = "POST /v2/models/numbers/infer HTTP/1.1\r\nHost: localhost\r\nConten
 def refit(models, folder, seed=1):
     """Puts another model into the folder, as `dropbayes fit` would."""
     model = load(models / "numbers")
-    model.estimator.seed_ += seed
+    model.ensemble.seed_ += seed
     model.save(folder)
 
 

@@ -162,7 +162,7 @@ def _page(model: Model, case: Case) -> str:
     ahead = f"; {len(unknown)} more predicted whose truth is not on record" if len(unknown) else ""
     data = f"{case.source}: {len(trained_on[0])} rows trained on, {len(x)} held out{ahead}"
     return report(
-        model.estimator,
+        model.ensemble,
         x,
         truth,
         target=case.target,

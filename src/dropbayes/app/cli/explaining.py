@@ -152,7 +152,7 @@ def note_order(model: Model, rows: TrainingRows, cells: pa.Table) -> None:
             ensemble = model.ensemble
             settings = {"hidden": ensemble.hidden_, "drop_prob": ensemble.drop_prob_, "n_networks": 1, "verbose": False}
             settings["weight_decay"] = float(ensemble.population_.members[0].weight_decay)
-            probes = [clone(model.estimator).set_params(**settings) for _ in range(2)]
+            probes = [clone(model.ensemble).set_params(**settings) for _ in range(2)]
             with warnings.catch_warnings(action="ignore"):  # what they warn of is not true of the model
                 for probe, times in zip(probes, (None, np.unique(values, return_inverse=True)[1]), strict=True):
                     probe.fit(rows.x, rows.y, sample_weight=rows.weight, times=times)

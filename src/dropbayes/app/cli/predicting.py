@@ -282,7 +282,7 @@ def report(
     schema, inputs = fitted.schema, itertools.count()
     features = {column.name: [next(inputs) for _ in column.inputs] for column in schema.columns}
     html = page(
-        fitted.estimator,
+        fitted.ensemble,
         rows.encoded.x,
         rows.y,
         target=schema.target,

@@ -120,16 +120,6 @@ class Model:
         known = self.origin.get("calibration", {}).get("uncertainty_percentiles")
         return dict(known or self.origin.get("uncertainty_percentiles", {}))
 
-    @property
-    def estimator(self) -> Any:
-        """The networks as a fitted `DropoutRegressor` or `DropoutClassifier`, recalibrated if the model is."""
-        kind = estimators.DropoutRegressor if self.schema.task == "regression" else estimators.DropoutClassifier
-        if not isinstance(self.ensemble, kind):
-            estimator = kind(**self.ensemble.get_params())
-            estimator.__dict__.update(vars(self.ensemble))
-            self.ensemble = estimator  # it predicts from now on, so that there is one object to change and to save
-        return self.ensemble
-
     def with_draws(self, *, n_draws: int | None, seed: int | None) -> Self:
         """The model with another number of draws or another seed; None keeps the current one."""
         return replace(self, ensemble=self.ensemble.with_draws(n_draws=n_draws, seed=seed))

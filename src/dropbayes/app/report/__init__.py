@@ -43,8 +43,8 @@ def report(
     was done. Every table can be downloaded from the page itself.
 
     Args:
-        model: A fitted `DropoutRegressor` (of one output) or `DropoutClassifier`; the page is of the very draws of its
-            `predict`, or of others by its `with_draws`.
+        model: A fitted `DropoutRegressor` (of one output) or `DropoutClassifier`, or the `ensemble` of a model; the
+            page is of the very draws of its `predict`, or of others by its `with_draws`.
         x: The inputs `[row, feature]`, at least 2 rows the model was not fitted to.
         y: The truths `[row]`; for a classifier, labels among `model.classes_`.
         target: The name of what is predicted.

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from dropbayes.app.report.features import Feature
-from dropbayes.estimators import DropoutClassifier, DropoutRegressor
+from dropbayes.estimators.ensembles import ClassEnsemble, RegressionEnsemble
 from dropbayes.runtime.validation import Array, Numbers, NumpyArray, finite_tensor, quote, row_values
 
-Model = DropoutRegressor | DropoutClassifier
+Model = RegressionEnsemble | ClassEnsemble
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +34,7 @@ class ReportInputs:
 
 def fitted_model(model: Model) -> Model:
     """A view of the model that takes rows without the names of features."""
-    if not isinstance(model, DropoutRegressor | DropoutClassifier):
+    if not isinstance(model, RegressionEnsemble | ClassEnsemble):
         raise TypeError(f"`model` must be a DropoutRegressor or DropoutClassifier; got {type(model).__name__}.")
     view = model.with_draws()
     if not getattr(model, "one_column_", True):

@@ -182,7 +182,7 @@ def _provenance(inputs: ReportInputs, measured: Measured) -> dict[str, str]:
     given = {printable_name(key): printable_name(text, max_length=1000) for key, text in inputs.provenance.items()}
     given = {label[:1].upper() + label[1:]: text for label, text in given.items()}
     drops = ", ".join(f"{p:.3g}" for p in model.population_.drop_prob[0].tolist())
-    kind = type(model).__name__.removeprefix("Dropout").lower()
+    kind = model.saved_as.removeprefix("Dropout").lower()
     known = {
         "Networks": f"{count(len(model.population_), f'dropout {kind}')} with hidden layers {model.hidden_}",
         "Drop probabilities": f"{drops} (before each weight layer)",
