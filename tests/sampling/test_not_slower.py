@@ -136,6 +136,37 @@ def experts_met_by_chance():
     return experts(6, skips=True, noise=0.2)
 
 
+def experts_with_any():
+    """Each takes the rows of its mask, if it has any; dropout is before the gate, too."""
+
+    def function(self, x):
+        h = self.d(x)
+        chosen, out = self.gate(h).argmax(-1), x.new_zeros(len(x), 2)
+        for i, expert in enumerate(self.experts):
+            mine = chosen == i
+            if mine.any():
+                out[mine] = expert(h[mine])
+        return out
+
+    made_of = (nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 2)) for _ in range(3))
+    return Noted(function, gate=nn.Linear(8, 3), d=nn.Dropout(0.2), experts=nn.ModuleList(made_of)), torch.randn(64, 8)
+
+
+def experts_that_are_hit():
+    """Those alone run that are among the best two of any row."""
+
+    def function(self, x):
+        weight, chosen = self.gate(self.d(x)).softmax(-1).topk(2)
+        places, out = nn.functional.one_hot(chosen, len(self.experts)).permute(2, 1, 0), x.new_zeros(len(x), 2)
+        for i in (places.sum((1, 2)) > 0).nonzero():
+            rank, row = torch.where(places[i[0]])
+            out = out.index_add(0, row, self.experts[i[0]](x[row]) * weight[row, rank, None])
+        return out
+
+    made_of = (nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 2)) for _ in range(4))
+    return Noted(function, gate=nn.Linear(8, 4), d=nn.Dropout(0.2), experts=nn.ModuleList(made_of)), torch.randn(64, 8)
+
+
 def micro_batches():
     def function(self, x):
         return torch.cat([self.o(self.d(torch.relu(self.a(part)))) for part in x.split(16)])
@@ -152,18 +183,26 @@ def a_drop_probability_by_chance():
 
 
 NETWORKS = {f"layers skipped by {name}": lambda gate=gate: skipped(gate) for name, gate in GATES.items()} | {
-    f.__name__: f for f in (batch_depth, dropped_weights, siamese, packed, packed_after_dropout, experts, micro_batches,
-                       a_drop_probability_by_chance)
+    f.__name__: f for f in (batch_depth, dropped_weights, siamese, packed, packed_after_dropout, experts, experts_with_any,
+                       experts_that_are_hit, micro_batches, a_drop_probability_by_chance)
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_prediction_takes_the_passes_of_its_draws_and_few_more(name):
     net, x = made(NETWORKS[name])
-    for few in (15, 2):  # of the first call, of the second
+    first = 30 if name == "experts_that_are_hit" else 15  # which learns the sites of an expert when it meets it
+    for few in (first, 2):  # of the first call, of the second
         calls, rows = passes(lambda few=few: db.predict(net, x, n_draws=30, seed=few))
         most = 30 * 1.3 + few
         assert calls <= most and rows <= 64 * most, (few, calls, rows / 64)
+
+
+@pytest.mark.parametrize("make", [experts_with_any, experts_that_are_hit])
+def test_experts_that_are_asked_which_have_rows_have_the_law_of_the_loop(make):
+    net, x = made(make)
+    assert_law(net, x[:6], n_draws=150)
+    assert_same_alone(net, x[:20], rows=(0, 19))
 
 
 @pytest.mark.slow

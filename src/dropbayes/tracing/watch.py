@@ -6,7 +6,6 @@ tensors depend on the rows of the input and which on a site, so that a branch on
 
 from __future__ import annotations
 
-import itertools
 import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
@@ -42,7 +41,8 @@ class Watch(TorchDispatchMode):
         super().__init__()
         self.unaccounted: list[str] = []  # random operations that were not replaced and take no generator
         self.draws_by_generator = 0  # and the numbers that others draw from torch's own
-        self.reads: set[Read] = set()
+        self._reads = set[Read]()
+        self._asked = set[Read]()  # and of these, whether, where or how many entries there are
         self.numbers: list[bytes] = []  # that Python read and that depend on the rows
         self.written: set[int] = set()  # the memory that operations wrote to, by address
         self.writes_input = False
@@ -54,8 +54,9 @@ class Watch(TorchDispatchMode):
         self._inputs = {*self._rows, *map(storage, whole)} - {0}
         self._shared = {key: name for name, tensor in (shared or {}).items() if (key := storage(tensor))}
         self._rowed, self._drawn = dict(self._rows), dict[int, StorageWeakRef]()
-        self._sized = dict[int, StorageWeakRef]()  # tensors whose length depends on values
-        self._parts = dict[int, StorageWeakRef]()  # and those that are computed of such, but for where they are put
+        self._counts = dict[int, StorageWeakRef]()  # tensors that say whether, where or how many entries there are
+        self._sized = dict[int, StorageWeakRef]()  # and those whose length depends on values
+        self._parts = dict[int, StorageWeakRef]()  # or that are computed of such, but for where they are put
         self._empty = False, False  # whether an empty one, which has no memory, depends on a site, on the rows
         self._after_site = False
         self._seed = 0  # of torch's generator when the pass began
@@ -93,17 +94,25 @@ class Watch(TorchDispatchMode):
         key = storage(tensor) if isinstance(tensor, Tensor) else 0
         drawn, rowed = _marks({key}, self._drawn), _marks({key}, self._rowed)
         if drawn or rowed:
-            self.reads.add((drawn, rowed, number))
+            (self._asked if _marks({key}, self._counts) else self._reads).add((drawn, rowed, number))
             if number:
                 flat = tensor.detach().cpu().clone(memory_format=torch.contiguous_format).view(-1)
                 self.numbers.append(flat.view(torch.uint8).numpy().tobytes())
 
     def note_length(self, tensor: Tensor) -> None:
         """Notes that Python read the lengths of a tensor, which are values where they depend on some."""
-        # Of rows that are sent to experts, only whether there are any is asked: draws run apart, rows need not.
-        key, kinds = {storage(tensor)}, ((True, False, False), (False, True, False))
-        depends = [_marks(key, self._sized) and _marks(key, marks) for marks in (self._drawn, self._rowed)]
-        self.reads |= set(itertools.compress(kinds, depends if tensor.numel() else self._empty))
+        key = {storage(tensor)}
+        drawn, rowed = (_marks(key, self._sized) and _marks(key, marks) for marks in (self._drawn, self._rowed))
+        drawn, rowed = (drawn, rowed) if tensor.numel() else self._empty
+        self._asked.add((drawn, rowed, False))
+
+    @property
+    def reads(self) -> set[Read]:
+        """What Python read. Of rows sent to experts, which have any may be asked: draws run apart, rows need not."""
+        asked = self._asked
+        if self.has_dynamic_shapes:
+            asked = {part for drawn, rowed, _ in asked for part in ((drawn, False, False), (False, rowed, False))}
+        return self._reads | asked - {(False, False, False)}
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: Arguments = (), kwargs: NamedArguments | None = None
@@ -129,6 +138,8 @@ class Watch(TorchDispatchMode):
         is_sized = (drawn or rowed) and torch.Tag.dynamic_output_shape in tags and _selects(func, args)
         self.has_dynamic_shapes |= is_sized
         is_sized |= bool(self._sized) and _marks({storage(t) for t in args[:1] if isinstance(t, Tensor)}, self._sized)
+        is_count = name in ("any", "count_nonzero", "nonzero") or (name == "sum" and args[0].dtype is torch.bool)
+        is_count |= bool(given) and all(_marks({key}, self._counts) for key in given)
         puts = ("index_put", "index_add", "index_copy", "scatter")
         is_part = is_sized or (_marks(given, self._parts) and not any(word in name for word in puts))
         self.selects_parts |= self.has_dynamic_shapes and _takes_first(func, args)
@@ -150,17 +161,18 @@ class Watch(TorchDispatchMode):
         result = func(*args, **kwargs)
         for tensor in operands(result if isinstance(result, (tuple, list)) else (result,)):
             self.draws_by_generator += tensor.numel() if by_generator else 0
-            self._hold(tensor, given, (drawn, rowed, is_sized and tensor.dim() > 0, is_part))
+            self._hold(tensor, given, (drawn, rowed, is_count, is_sized and tensor.dim() > 0, is_part))
         if name == "_pack_padded_sequence" and not _marks({storage(args[1])}, self._drawn):
             self.unmark(result[1])  # the number of sequences at each step depends on their lengths alone
         return result
 
-    def _hold(self, tensor: Tensor, given: set[int], marks: tuple[bool, bool, bool, bool]) -> None:
+    def _hold(self, tensor: Tensor, given: set[int], marks: tuple[bool, bool, bool, bool, bool]) -> None:
         key = storage(tensor)
         if not key:
-            self._empty = marks[:2] if marks[2] else self._empty
+            self._empty = marks[:2] if marks[3] else self._empty
             return
-        for depends, keys in zip(marks, (self._drawn, self._rowed, self._sized, self._parts), strict=True):
+        kinds = (self._drawn, self._rowed, self._counts, self._sized, self._parts)
+        for depends, keys in zip(marks, kinds, strict=True):
             if depends:
                 keys[key] = StorageWeakRef(tensor.untyped_storage())
             elif key not in given:  # new memory, perhaps at the address of a tensor that is gone
