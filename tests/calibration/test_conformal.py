@@ -194,6 +194,24 @@ def test_quantile_intervals_cover_and_are_narrower_than_symmetric_ones_under_ske
     assert ours < theirs
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_intervals_hold_their_share_where_many_outcomes_tie_however_their_ends_are_rounded(dtype):
+    source = torch.Generator().manual_seed(0)
+    for _ in range(100):
+        mean, std = torch.randn(3, generator=source, dtype=dtype), torch.rand(3, generator=source, dtype=dtype) + 0.1
+        kind = torch.randint(3, (60,), generator=source)  # three different rows, and counts for outcomes
+        mean, std = mean[kind], std[kind]
+        y = (mean + std * torch.randn(60, generator=source, dtype=dtype)).round()
+        threshold = conformal.conformal_threshold(conformal.standardised_residuals(mean, std, y), level=0.8)
+        distances = conformal.quantile_residuals(mean, mean + std, y)
+        reach = conformal.conformal_threshold(distances, level=0.8)
+        law = conformal_distribution(mean, std, calibration_residuals=(y - mean) / std)
+        assert scores.coverage(*conformal.conformal_interval(mean, std, threshold=threshold), y) >= 0.8
+        assert scores.coverage(*conformal.conformal_quantile_interval(mean, mean + std, threshold=reach), y) >= 0.8
+        assert (y <= law.quantile(0.8)).double().mean() >= 0.8
+        assert scores.coverage(*law.interval(0.8), y) >= 0.8
+
+
 def test_an_interval_narrowed_beyond_nothing_is_a_point():
     lower, upper = conformal.conformal_quantile_interval(torch.zeros(1), torch.ones(1), threshold=-3.0)
     assert lower == upper == 0.5
@@ -203,7 +221,8 @@ def test_an_interval_narrowed_beyond_nothing_is_a_point():
 
 def test_thresholds_per_row_follow_their_rows():
     lower, upper = conformal.conformal_interval(torch.zeros(2, 1), torch.ones(2, 1), threshold=torch.tensor([1.0, 2.0]))
-    assert lower.flatten().tolist() == [-1, -2] and upper.flatten().tolist() == [1, 2]
+    torch.testing.assert_close(lower, torch.tensor([[-1.0], [-2.0]]))
+    torch.testing.assert_close(upper, torch.tensor([[1.0], [2.0]]))
 
 
 @pytest.mark.parametrize(

@@ -218,6 +218,7 @@ def _per_row(threshold: Array | float, like: Tensor) -> Tensor:
     if bound.dim() and bound.shape != like.shape[:1]:
         raise ValueError(f"`threshold` must be a number or [row]; got shape {tuple(bound.shape)} for {len(like)} rows.")
     bound = bound.to(like.device, torch.promote_types(bound.dtype, like.dtype))
+    bound = bound * (1 + 2 * torch.finfo(bound.dtype).eps * bound.sign())  # what ties with a held-out row is inside
     return bound.reshape((*bound.shape, *(1,) * (like.dim() - 1)))
 
 
@@ -286,16 +287,14 @@ class ConformalDistribution:
 
     def quantile(self, level: float) -> Tensor:
         """The quantile of each row, `[row]`: a new target is at most this with probability at least `level`."""
-        return self.mean + self._bound(self.residuals, level) * self.std
+        threshold = conformal_threshold(self.residuals, level=level, sample_weight=self.weight)
+        return self.mean + _per_row(threshold, self.mean) * self.std
 
     def interval(self, level: float) -> tuple[Tensor, Tensor]:
         """The central interval of each row, asymmetric about the mean when the residuals are skewed."""
         validation.check_probability("level", level)
-        outer = (1 + level) / 2
-        return self.mean - self._bound(-self.residuals, outer) * self.std, self.quantile(outer)
-
-    def _bound(self, residuals: Tensor, level: float) -> Tensor:
-        return conformal_threshold(residuals, level=level, sample_weight=self.weight).to(self.mean)
+        mirrored = replace(self, mean=-self.mean, residuals=-self.residuals)
+        return -mirrored.quantile((1 + level) / 2), self.quantile((1 + level) / 2)
 
 
 def conformal_distribution(
@@ -309,7 +308,7 @@ def conformal_distribution(
         >>> known = torch.tensor([-2.0, -1.0, 0.0, 1.0, 5.0])  # skewed: now and then a target is far above
         >>> new = conformal_distribution(torch.tensor([10.0]), torch.tensor([1.0]), calibration_residuals=known)
         >>> new.quantile(0.5), new.interval(0.6), new.distribution(torch.tensor([10.5]))
-        (tensor([10.]), (tensor([8.]), tensor([15.])), tensor([0.5833]))
+        (tensor([10.]), (tensor([8.0000]), tensor([15.0000])), tensor([0.5833]))
     """
     centre, deviation = _moments(validation.row_values("mean", mean), std)
     residuals, order = validation.row_values("calibration_residuals", calibration_residuals).sort()
