@@ -139,6 +139,21 @@ def test_label_sets_hold_the_truth(classifier):
     assert inside[np.arange(300), codes].mean() >= 0.9
 
 
+@pytest.mark.parametrize("y", [LABELS, np.round(2 * Y) / 3], ids=["classes", "numbers"])
+def test_conformal_sets_and_intervals_hold_their_share_where_many_rows_are_the_same(y):
+    x = np.round(X[:, :1]).clip(-1, 1)  # three different rows, so that most scores are those of many
+    estimator = (DropoutClassifier if y.dtype.kind == "U" else DropoutRegressor)(**SMALL).fit(x[:100], y[:100])
+    view = with_recalibration(estimator, fit_recalibration(estimator, x[100:], y[100:], method="conformal"))
+    for coverage in np.linspace(0.05, 0.95, 19):
+        if y.dtype.kind == "U":
+            sets = view.recalibration.label_sets(view.predict_proba(x[100:]), coverage).numpy()
+            held = sets[np.arange(300), np.searchsorted(view.classes_, y[100:])]
+        else:
+            lower, upper = view.predict_interval(x[100:], coverage)
+            held = (lower <= y[100:]) & (y[100:] <= upper)
+        assert held.mean() >= coverage
+
+
 def test_a_view_leaves_the_estimator_as_it_was(regressor):
     before = regressor.predict(X[:5], return_std=True)
     view = with_recalibration(regressor, Recalibration("scale", (3.0,), 20))

@@ -4,7 +4,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -15,10 +15,9 @@ from dropbayes.calibration import conformal
 from dropbayes.predictive import Mixture, draw_mean
 from dropbayes.runtime.validation import Array, check_choice, float_tensor
 
-METHODS = ("scale", "isotonic", "conformal")
+Method = Literal["scale", "isotonic", "conformal"]
 """The methods of recalibration; "isotonic" is for regression only, since classes have no quantile levels."""
 
-Method = Literal["scale", "isotonic", "conformal"]
 _MIN_ROWS = 20  # With fewer rows, the map fits their noise.
 _MAX_VALUES = 5000  # Values stored per map; more would change no level by 1/5000.
 # The rows that the prior on a factor counts for, and the largest factor either way.
@@ -112,7 +111,7 @@ class Recalibration:
     n_rows: int  #: The number of held-out rows.
 
     def __post_init__(self) -> None:
-        check_choice("method", self.method, METHODS)
+        check_choice("method", self.method, get_args(Method))
         if not self.values or not all(math.isfinite(value) for value in self.values):
             raise ValueError("`values` must hold at least one finite number.")
 
@@ -196,14 +195,13 @@ def fit_recalibration(estimator: Any, X: Any, y: Any, *, method: Method = "scale
         y: Their outcomes.
         method: "scale", "isotonic" or "conformal"; see `Recalibration`.
     """
-    check_choice("method", method, METHODS)
+    with_recalibration(estimator, Recalibration(method, (1.0,), len(y)))  # raises for a method that does not suit
     if len(y) < _MIN_ROWS:
         raise ValueError(f"`y` must hold at least {_MIN_ROWS} held-out rows to calibrate on; got {len(y)}.")
     plain = with_recalibration(estimator, None)
     if hasattr(plain, "classes_"):
         return _fit_classes(plain, X, y, method)
-    outcome = torch.as_tensor(np.asarray(y, dtype=np.float64))
-    outcome = plain.transform_.forward(outcome)  # deviations are scaled where the noise is symmetric
+    outcome = plain.transform_.forward(torch.as_tensor(np.asarray(y, float)))  # where the noise is symmetric
     blocks = [(rows, getattr(mixture, "base", mixture)) for rows, mixture in plain.predictive_blocks(X)]
 
     def log_likelihood(factor: float) -> float:
@@ -219,8 +217,6 @@ def fit_recalibration(estimator: Any, X: Any, y: Any, *, method: Method = "scale
 
 
 def _fit_classes(plain: Any, X: Any, y: Any, method: Method) -> Recalibration:
-    if method == "isotonic":
-        raise ValueError("`method` isotonic maps the levels of numbers; use scale or conformal for classes.")
     draws, labels = plain.draws(X), torch.from_numpy(plain._codes(y, len(y)))
     if method == "scale":
         rows, logits, shares = torch.arange(len(labels)), draws.clamp_min(1e-30).log(), plain.class_shares_
@@ -230,8 +226,8 @@ def _fit_classes(plain: Any, X: Any, y: Any, method: Method) -> Recalibration:
 
 
 def _sorted_subset(values: Tensor) -> tuple[float, ...]:
-    """The sorted values to nine digits; of too many, an evenly spaced subset that includes the largest."""
+    """The sorted values, rounded up, as a row that ties with one is within it; of too many, an evenly spaced subset."""
     ordered = values.double().sort().values
     if len(ordered) > _MAX_VALUES:
         ordered = ordered[torch.linspace(0, len(ordered) - 1, _MAX_VALUES).ceil().long()]
-    return tuple(float(f"{value:.9g}") for value in ordered.tolist())
+    return tuple(((ordered * 1e9).ceil() / 1e9).tolist())
