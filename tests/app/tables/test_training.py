@@ -120,6 +120,18 @@ def test_a_time_that_is_left_out_still_orders_the_rows():
     assert left_out.schema.inputs == ("x",) and left_out.time.tolist() == read.time.tolist()
 
 
+@pytest.mark.parametrize("name", ["row", "unnamed_1"])
+def test_a_counter_that_is_no_input_orders_the_rows(name):
+    rows = rows_of({name: [str(N - i) for i in range(N)]}, time=name)
+    assert rows.schema.inputs == ("x",) and rows.time.tolist() == list(range(N - 1, -1, -1))
+
+
+def test_weights_and_times_are_read_in_the_notation_of_the_table():
+    written = [f"{i / 10}".replace(".", ",") for i in range(N)]
+    assert rows_of({"w": written}, weights="w", decimal=",").weight.tolist() == [i / 10 for i in range(N)]
+    assert rows_of({"t": written[::-1]}, time="t").time.tolist() == list(range(N - 1, -1, -1))
+
+
 def test_rows_are_ranked_by_their_time_and_equal_times_share_a_rank():
     times = [str(10 * ((7 * i) % N // 2)) for i in range(N)]
     rows = rows_of({"t": times}, time="t")
@@ -131,6 +143,7 @@ def test_rows_are_ranked_by_their_time_and_equal_times_share_a_rank():
     ({"w": ["-1"] * N}, {"weights": "w"}, "a weight must be a number of 0 or more"),
     ({"w": ["0"] * N}, {"weights": "w"}, "every weight is 0"),
     ({"g": ["a"] * N}, {"group": "g"}, "one group holds every row"),
+    ({"t": ["5"] * N}, {"time": "t"}, "one time holds every row"),
     ({"g": ["a", "b"] * (N // 2)}, {"time": "g"}, "must hold numbers or dates"),
     ({"t": ["1", ""] * (N // 2)}, {"time": "t"}, "row 1, column 't': must have a time in every row"),
     ({"g": ["a", "b"] * (N // 2)}, {"time": "x", "group": "g"}, "are two ways to hold rows out"),

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dropbayes.estimators.columns.cells import MISSING, Cells, Place, in_one_case
-from dropbayes.estimators.columns.inference import LeftOut, Problem, column_of, kind_of
+from dropbayes.estimators.columns.inference import LeftOut, Problem, as_written, column_of, kind_of
 from dropbayes.estimators.columns.notation import NUMBER, PLAIN, Notation, notation_of
 from dropbayes.estimators.columns.schema import Column, Schema, Task, column_values, encode, list_names
 from dropbayes.runtime.validation import Numbers, check_choice, quote
@@ -120,14 +120,14 @@ def training_rows(
     def cells(name: str) -> Cells:
         return Cells(rows[name], name, place, tokens)
 
-    weight = None if reading.weights is None else _weights(cells(reading.weights))
+    weight = None if reading.weights is None else _weights(cells(reading.weights), reading.decimal)
     if reading.group is not None and reading.time is not None:
         raise ValueError("`group` and `time` are two ways to hold rows out; give one of them.")
     group = time = None
     if reading.group is not None:
         group = _ranks(cells(reading.group).texts.fill_null("").to_pylist(), "group", reading.group, label)
     if reading.time is not None:
-        time = _ranks(_times(cells(reading.time), columns), "time", reading.time, label)
+        time = _ranks(_times(cells(reading.time), reading.decimal), "time", reading.time, label)
     n_dropped = len(present) - len(kept)
     return TrainingRows(encoded.x, y[kept], schema, weight, group, time, encoded.missing, n_dropped, kept)
 
@@ -216,8 +216,8 @@ def _targets(
     return task, y, present, notation
 
 
-def _weights(cells: Cells) -> Numbers:
-    weight = cells.numbers()
+def _weights(cells: Cells, decimal: str | None) -> Numbers:
+    weight = cells.numbers(cells.notation(decimal))
     cells.refuse(~(weight >= 0), "a weight must be a number of 0 or more (`weights`)")
     if not weight.any():
         raise cells.error(-1, "every weight is 0 (`weights`).")
@@ -232,10 +232,10 @@ def _ranks(values: npt.ArrayLike, what: str, name: str, label: str) -> npt.NDArr
     return ranks
 
 
-def _times(cells: Cells, columns: list[Column]) -> Numbers:
-    known = next((column for column in columns if column.name == cells.name), None) or column_of(cells)
-    if not isinstance(known, Column) or known.kind not in ("number", "date"):
+def _times(cells: Cells, decimal: str | None) -> Numbers:
+    kind = kind_of(cells, decimal=decimal)
+    if kind != "number" and kind != "date":
         raise cells.error(-1, "must hold numbers or dates (`time`).")
-    values = column_values(known, cells)
+    values = column_values(as_written(cells, kind, decimal), cells)
     cells.refuse(np.isnan(values), "must have a time in every row (`time`)")
     return values

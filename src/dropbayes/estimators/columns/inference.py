@@ -110,8 +110,7 @@ def _category(cells: Cells, max_categories: int, *, forced: bool) -> Column | Le
 
 def _number(cells: Cells, kind: Kind, decimal: str | None) -> Column | LeftOut:
     """The role of a column of numbers, booleans or dates."""
-    form = date_format_of(cells.texts.drop_null() if cells.is_text else cells.values) if kind == "date" else ""
-    column = Column(cells.name, kind, notation=cells.notation(decimal), date_format=form)
+    column = as_written(cells, kind, decimal)
     floats = column_values(column, cells)
     present = floats[~np.isnan(floats)]
     absent = len(present) < len(floats)
@@ -136,3 +135,9 @@ def _number(cells: Cells, kind: Kind, decimal: str | None) -> Column | LeftOut:
     if many and _IDENTIFIER.match(cells.name) and (present == np.round(present)).all():
         return LeftOut(f"an identifier: {len(ordered):,} different numbers in {n_rows:,} rows")
     return column
+
+
+def as_written(cells: Cells, kind: Kind, decimal: str | None) -> Column:
+    """A column of numbers, booleans or dates with how these are written."""
+    form = date_format_of(cells.texts.drop_null() if cells.is_text else cells.values) if kind == "date" else ""
+    return Column(cells.name, kind, notation=cells.notation(decimal), date_format=form)
