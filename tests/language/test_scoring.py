@@ -40,6 +40,7 @@ def test_padding_after_an_answer_is_not_judged():
     ("answer", "error", "message"),
     [
         ("a text", TypeError, "`answer` of text needs the model's tokenizer"),
+        (torch.ones(2, 3), TypeError, r"`answer` must be token ids .row, token.; got \(2, 3\) of torch.float32"),
         (torch.ones(3, 2, dtype=torch.long), ValueError, "`answer` must have a row for each of the 2 prompts; got 3"),
     ],
 )

@@ -52,7 +52,7 @@ def score(
         encoded = tokenized("answer", answer, tokenizer, work.model, side="right", add_special_tokens=False)
         answer, answer_mask = encoded["input_ids"], encoded["attention_mask"]
     if answer.dim() != 2 or 0 in answer.shape or answer.is_floating_point():
-        raise TypeError(f"`answer` must be token ids [row, token]; got {answer.shape!r}.")
+        raise TypeError(f"`answer` must be token ids [row, token]; got {tuple(answer.shape)} of {answer.dtype}.")
     if len(answer) != work.n_rows:
         raise ValueError(f"`answer` must have a row for each of the {work.n_rows} prompts; got {len(answer)}.")
     answer = answer.to(device_of(work.model))
@@ -282,7 +282,7 @@ def named_inputs(argument: str, inputs: PyTree, tokenizer: Any, model: nn.Module
             )
     ids, rule = named["input_ids"], "must be whole numbers [row, token], at least one of each"
     if ids.dim() != 2 or 0 in ids.shape or ids.is_floating_point():
-        raise ValueError(f"`input_ids` {rule}; got shape {tuple(ids.shape)}.")
+        raise ValueError(f"`input_ids` {rule}; got {tuple(ids.shape)} of {ids.dtype}.")
     return {name: value.to(device_of(model)) for name, value in named.items() if torch.is_tensor(value)}
 
 

@@ -214,7 +214,7 @@ def calibrate(
     from dropbayes.app.cli.rows import note_training_rows, whole_table
 
     if (data is None) != (method == "none"):
-        raise ValueError("held-out rows are needed to calibrate on, and no rows for `method` none; give one of them.")
+        raise ValueError("`method` none takes no rows: leave DATA out; the others need DATA, a table of held-out rows.")
     fitted = app.load(model)
     found: dict[str, object] = {"model": str(fitted.path), "method": None, "n_rows": None, "factor": None}
     if data is None or method == "none":
