@@ -25,7 +25,7 @@ def pytest_configure(config):
             devices._is_in_bad_fork = lambda: True
     # Most tests train for a moment, and some predict rows far off; those of the warnings themselves expect them.
     config.addinivalue_line("filterwarnings", "ignore:The held-out log-likelihood:UserWarning")
-    config.addinivalue_line("filterwarnings", "ignore:.* predicted further beyond the targets:UserWarning")
+    config.addinivalue_line("filterwarnings", "ignore:.* predicted beyond the targets:UserWarning")
 
 
 @pytest.hookimpl(wrapper=True)

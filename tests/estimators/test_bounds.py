@@ -26,7 +26,7 @@ def test_a_row_far_off_is_predicted_within_reach_of_the_targets_with_its_spread_
     y = y + 5 * x[:, 1]
     model = DropoutRegressor(**QUICK, random_state=0).fit(x, y)
     far, width = np.array([[1e4, -1e4], [-1e4, 1e4], [1e4, 1e4]]), y.max() - y.min()
-    with pytest.warns(UserWarning, match="predicted further beyond the targets than these range"):
+    with pytest.warns(UserWarning, match="predicted beyond the targets by more than their range"):
         mean, std = model.predict(far, return_std=True)
     assert (mean > y.min() - 2.001 * width).all() and (mean < y.max() + 2.001 * width).all()
     free = model.with_draws()

@@ -143,7 +143,7 @@ def test_pipelines_searches_and_parallel_cross_validation():
     np.testing.assert_allclose(scores, cross_val_score(DropoutRegressor(**PLAIN, random_state=0), *toy(80), cv=2))
 
 
-@pytest.mark.filterwarnings("ignore:.* predicted further beyond the targets:UserWarning")
+@pytest.mark.filterwarnings("ignore:.* predicted beyond the targets:UserWarning")
 @pytest.mark.parametrize("learning_rate", [1e2, 1e15, 1e30])
 def test_a_hopeless_learning_rate_stops_with_advice_or_predicts_finite_numbers(learning_rate):
     x, y = toy(40)

@@ -301,7 +301,7 @@ class RegressionEnsemble(Ensemble):
             outputs = torch.cat([values.double() + shift, rest.double()], -1)
             if n_rows := int((shift != 0).any(-1).sum()):
                 rows = "1 row is" if n_rows == 1 else f"{n_rows} rows are"
-                message = f"{rows} predicted further beyond the targets than these range; such predictions are bounded."
+                message = f"{rows} predicted beyond the targets by more than their range; such predictions are bounded."
                 warnings.warn(f"{message} Look for faulty values in these rows.", UserWarning, stacklevel=2)
         if self.noise_ is not None:
             draws, columns = outputs.double().flatten(0, 1), inputs[:, : self._n_columns]

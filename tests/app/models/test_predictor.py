@@ -53,7 +53,7 @@ def test_rows_that_nobody_gave_are_not_warned_of():
     frame = {"year": list(range(1990, 2050)), "y": [3.0 * year for year in range(60)]}
     settings = {"drop_prob": 0.05, "weight_decay": 1e-4, "n_steps": 100, "n_networks": 1, "noise": "constant"}
     predictor = db.Predictor(Model.fit(frame, target="y", random_state=0, **settings))
-    with pytest.warns(UserWarning, match="1 row is predicted further beyond the targets"):
+    with pytest.warns(UserWarning, match="1 row is predicted beyond the targets"):
         predictor({"x": np.zeros((1, 1))})
     assert predictor.column_names[0] == "mean" and len(predictor.fingerprint) == 64
     assert predictor({"x": np.zeros((0, 1))})["mean"].shape == (0,)

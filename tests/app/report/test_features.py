@@ -110,7 +110,7 @@ def test_rows_far_beyond_the_targets_are_noted_once():
     model.set_params(random_state=0).fit(x, x[:, 0])
     with warnings.catch_warnings(record=True, action="always") as noted:
         report(model, 1e4 * x, x[:, 0], target="t")
-    assert len([one for one in noted if "predicted further beyond the targets" in str(one.message)]) == 1
+    assert len([one for one in noted if "predicted beyond the targets" in str(one.message)]) == 1
 
 
 def test_long_names_that_begin_alike_are_features_of_their_own(regressor):

@@ -100,7 +100,7 @@ def fit(
     if rows.schema.task == "regression":
         settings |= {"noise": noise, "target_transform": target_transform}
     elif (noise, target_transform) != ("student", "none"):
-        note(f"--noise and --target-transform are for numbers: {target[0]!r} has classes, and they change nothing")
+        note(f"--noise and --target-transform are for numbers: {target[0]!r} has classes, and they change nothing.")
     settings |= {"effort": "quick" if quick else effort, "n_networks": n_networks or "auto"}
     settings |= {"n_steps": n_steps or "auto", "n_draws": n_draws, "device": device, "random_state": seed}
     known = {"file": source.label, "sha256": fingerprint(data), "command": shlex.join(command), "time": time}

@@ -99,6 +99,6 @@ def report(
     in_series = band_feature is not None and bool((np.diff(rows[:, band_feature]) >= 0).all())
     measured = measure(view, rows, arguments.y, in_series=in_series)
     with warnings.catch_warnings():  # what follows predicts these rows again, and some that nobody has
-        warnings.filterwarnings("ignore", ".* predicted further beyond the targets")
+        warnings.filterwarnings("ignore", ".* predicted beyond the targets")
         page = page_context(arguments, measured)
         return environment.get_template("page.html").render(page, title=printable_name(title, max_length=160)) + "\n"
