@@ -30,6 +30,13 @@ def test_a_run_depends_on_its_seed_and_leaves_the_callers_randomness_alone():
     assert not torch.equal(runs[0], runs[2])
 
 
+@pytest.mark.parametrize("precision", [4, torch.tensor(4), torch.tensor([4])], ids=["int", "tensor", "by output"])
+def test_a_precision_may_be_a_whole_number(precision):
+    x, y = toy()
+    losses = [fit(network(), x, y, likelihood=db.Gaussian(tau), epochs=2).loss for tau in (4.0, precision)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
 def test_a_network_that_draws_from_python_and_numpy_repeats_its_run_and_is_resumed(tmp_path):
     class Jittered(nn.Sequential):
         def forward(self, x):

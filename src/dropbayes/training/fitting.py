@@ -124,7 +124,7 @@ def fit(
             divergence_of(net, prior=prior, keep_probs=_traced_keep_probs(net, rows)),
             rows.n_data,
             objective.alpha,
-            scale=1 / float(torch.as_tensor(precision, device="cpu").mean()),
+            scale=1 / torch.as_tensor(precision, dtype=torch.float64, device="cpu").mean().item(),
             graphed=target.type == "cuda" and size <= GRAPH_PARAMETERS and not objective.learn_precision,
         )
         run, identity = Run(History()), ""
