@@ -69,7 +69,7 @@ def fit(
             DataLoader of pairs (input, target).
         y: Targets, as `likelihood` takes them; None if `x` is a DataLoader.
         likelihood: The observation model $p(\mathbf y \mid \widehat{\mathbf y})$.
-        prior: The length-scales of weights and biases; `Prior()` by default.
+        prior: The length-scales of weights and biases, which are not trained here; `Prior()` by default.
         objective: Which bound is minimised: its α-divergence, and whether τ is trained too.
         optimization: The optimiser, its learning rate and schedule.
         stopping: The held-out rows on whose predictive log-likelihood training stops early.
