@@ -56,6 +56,13 @@ def test_every_row_is_there_once_after_workers_were_killed(engine, predictor, tm
     assert digest(written(tmp_path / "out")) == digest(predictor.add_columns(rows(n_rows)))
 
 
+def test_workers_that_never_finish_a_part_end_the_run_with_what_may_kill_them():
+    with pytest.raises(
+        ChildProcessError, match=r"workers died 10 times: out of memory, or run without a __main__ guard"
+    ):
+        list(engines._with_pools(lambda waiting: iter(()), ["part"]))
+
+
 @pytest.mark.slow
 def test_a_cluster_of_dask_whose_workers_die_while_they_start_is_replaced(monkeypatch):
     distributed = pytest.importorskip("distributed")

@@ -42,7 +42,7 @@ def _with_pools(pool: Callable[[list[Part]], Iterator[tuple[Part, int]]], parts:
             yield n_rows
         fruitless = 0 if len(waiting) < before else fruitless + 1
         if fruitless == _MAX_FRUITLESS_POOLS:
-            raise RuntimeError(f"workers were killed {fruitless} times without finishing a part; out of memory?")
+            raise ChildProcessError(f"workers died {fruitless} times: out of memory, or run without a __main__ guard?")
 
 
 def on_processes(make: Make[Part], parts: Sequence[Part], n_workers: int, address: str | None) -> Generator[int]:
