@@ -94,7 +94,7 @@ class Score:
     better: Better  #: Which direction is better; None if neither is.
     value: Value  #: The score of the outcomes, a scalar.
     error: Value | None = None  #: Its standard error over independent rows of equal weight; None if unknown.
-    nominal: float | None = None  #: The ideal value, if there is one.
+    nominal: float | None = None  #: The ideal value, if there is one; the error is then that of a calibrated model.
     percent: bool = False  #: Whether it is a fraction, shown in percent.
     core: bool = False  #: Whether `evaluate` reports it.
 
