@@ -136,7 +136,7 @@ WRONG_CALLS = {
     "model without folder": ("fit {models}/train.csv --target price --out {models}/none/m", 1, "the folder '.*none' does not exist"),
     "scores without target": ("evaluate {models}/numbers {models}/no_target.csv", 1, "lacks the target 'price'"),
     "scores of empty targets": ("evaluate {models}/numbers {models}/empty_target.csv", 1, "no row has a value to compare with"),
-    "scores of texts": ("evaluate {models}/numbers {models}/text_target.csv", 1, "line 2, column 'price': must be a number; got 'dear'"),
+    "scores of texts": ("evaluate {models}/numbers {models}/text_target.csv", 1, "line 2, column 'price': must be a number written as 1234.5; got 'dear'"),
     "scores of a new class": ("evaluate {models}/classes {models}/new_class.csv", 1, "line 2, column 'kind': the class 'odd' was not seen"),
     "report on one row": ("report {models}/numbers {models}/one.csv -o r.html", 1, "one.csv: 1 row with a target; at least 2"),
     "report without target": ("report {models}/numbers {models}/no_target.csv -o r.html", 1, "lacks the target 'price'"),

@@ -147,7 +147,7 @@ WRONG_TRAINING = {
     "a day that does not exist": ("day,y\n" + rows(lambda i: f"{i + 20}.2.2024", number), [], "column 'day' holds dates such as '20.2.2024', in which '30.2.2024' is not a day"),
     "more draws than memory": ("x,y\n" + rows(number, lambda i: i % 5), ["--n-draws", "1" + 30 * "0"], "not enough memory; .*--n-draws"),
     "more units than memory": ("x,y\n" + rows(number, lambda i: i % 5), ["--hidden", "1e14"], "not enough memory; .*--hidden"),
-    "regressing texts": ("x,y\n" + rows(number, text), ["--task", "regression"], "line 2, column 'y': must be a number; got 'a'"),
+    "regressing texts": ("x,y\n" + rows(number, text), ["--task", "regression"], "line 2, column 'y': must be a number written as 1234.5; got 'a'"),
     "names as classes": ("x,y\n" + rows(number, lambda i: f"n{i}", n=50), [], "has 50 classes in 50 rows, such as 'n0', 'n1', …; is it the target"),
     "duplicate header": ("x,x,y\n" + rows(number, number, number), [], "columns 1 and 2 are both named 'x'"),
     "unknown device": ("x,y\n" + rows(number, lambda i: f"{3 * i % 7}"), ["--device", "toaster"], "toaster"),

@@ -30,7 +30,7 @@ def test_numbers_are_read_to_the_last_bit(value):
 
 @pytest.mark.parametrize("text", ["1,5", "0x10", "1_000", "1 000", "--1", "1e", "one", "1d5", "+-1", "٣", "½"])
 def test_what_is_no_number_is_named_with_its_row(text):
-    with pytest.raises(ValueError, match="row 2, column 'a': must be a number; got "):
+    with pytest.raises(ValueError, match=r"row 2, column 'a': must be a number written as 1234.5; got "):
         Cells(texts("1", "NA", text, "2", "x"), "a", at).numbers()
 
 

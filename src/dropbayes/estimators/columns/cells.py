@@ -93,8 +93,8 @@ class Cells:
         if self.is_text:
             written = notation.plain(cells)
             if (row := first_failure(written)) is not None:
-                how = f" written as {notation.example}, as in training" if notation != PLAIN else ""
-                raise self.error(row, f"must be a number{how}; got {quote(cells[row].as_py())}.")
+                how = notation.example + (", as in training" if notation != PLAIN else "")
+                raise self.error(row, f"must be a number written as {how}; got {quote(cells[row].as_py())}.")
         elif not is_numeric(cells):
             raise self.error(-1, f"must hold numbers; got {cells.type}.")
         floats = pc.cast(written, pa.float64(), safe=False).to_numpy(zero_copy_only=False).astype(np.float64)
