@@ -418,6 +418,19 @@ def test_two_tokens_of_a_late_row_in_one_expert_have_masks_of_their_own():
     assert_law(*made(make), n_draws=170, predicted=False)
 
 
+def test_two_tokens_of_a_row_that_a_mask_of_rows_and_tokens_takes_have_masks_of_their_own():
+    def unpadded(self, x):
+        out, taken = torch.zeros_like(x), x[..., 0] > 0
+        out[taken] = self.drop(x[taken])
+        return out
+
+    x = torch.randn(12, 3, 4, generator=torch.Generator().manual_seed(2))
+    x[..., 0] = torch.tensor([1.0, -1.0, -1.0])
+    x[3, 1, 0] = 1  # alone in having two
+    net = network(unpadded, drop=nn.Dropout(0.5)).eval()
+    assert torch.equal(db.draws(net, x, n_draws=20)[:, 3:4], db.draws(net, x[3:4], n_draws=20))
+
+
 def test_a_row_for_which_its_expert_has_no_room_is_noticed():
     net, x = made(lambda: (sent(lambda tokens: (tokens[:, 0] > 0).long(), capacity=3), torch.randn(12, 4)))
     with pytest.raises(ValueError, match="its rows depend on each other"):

@@ -142,7 +142,7 @@ class Watch(TorchDispatchMode):
         is_count |= bool(given) and all(_marks({key}, self._counts) for key in given)
         puts = ("index_put", "index_add", "index_copy", "scatter")
         is_part = is_sized or (_marks(given, self._parts) and not any(word in name for word in puts))
-        self.selects_parts |= self.has_dynamic_shapes and _takes_first(func, args)
+        self.selects_parts |= self.has_dynamic_shapes and _takes_parts(func, args)
         if (drawn or rowed) and any(word in name for word in ("index", "gather", "scatter", "take")):
             indices = {storage(index) for index in operands(args[1:]) if index.dtype == torch.int64}
             known = self._drawn | self._rowed
@@ -237,10 +237,12 @@ def _selects(func: OpOverload, args: Arguments) -> bool:
     return any(isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1])
 
 
-def _takes_first(func: OpOverload, args: Arguments) -> bool:
-    """Whether an operation takes entries of the first axis, by a tensor, where that has several."""
-    by_index = func is torch.ops.aten.index.Tensor and isinstance(args[1][0], Tensor)
-    return (by_index or func is torch.ops.aten.index_select.default) and tuple(args[0].shape[:1]) > (1,)
+def _takes_parts(func: OpOverload, args: Arguments) -> bool:
+    """Whether an operation takes entries, by a tensor, of a first axis that has several; by a mask, of all its axes."""
+    index = args[1][0] if func is torch.ops.aten.index.Tensor else None
+    n_axes = index.dim() if index is not None and index.dtype in (torch.bool, torch.uint8) else 1
+    by_index = index is not None or func is torch.ops.aten.index_select.default
+    return by_index and args[0].shape[:n_axes].numel() > 1
 
 
 def check_indices(name: str, args: Arguments) -> None:
