@@ -1,5 +1,6 @@
 """Passes that depend on values: what a network returns, which rows it joins, what it compares a random number with."""
 
+import math
 import random
 
 import numpy as np
@@ -429,6 +430,22 @@ def test_two_tokens_of_a_row_that_a_mask_of_rows_and_tokens_takes_have_masks_of_
     x[3, 1, 0] = 1  # alone in having two
     net = network(unpadded, drop=nn.Dropout(0.5)).eval()
     assert torch.equal(db.draws(net, x, n_draws=20)[:, 3:4], db.draws(net, x[3:4], n_draws=20))
+
+
+def test_a_row_has_the_masks_that_it_has_beside_rows_of_another_branch():
+    def imputed(self, x):
+        if (missing := x.isnan()).any():
+            x = x.masked_scatter(missing, self.fill.expand_as(x)[missing])
+        return self.o(self.d(torch.tanh(self.a(x))))
+
+    def make():
+        return network(imputed, fill=nn.Parameter(torch.randn(6)), **layers()), torch.randn(4, 6)
+
+    (net, x), (again, _) = made(make), made(make)
+    beside = x.clone()
+    beside[2:, 1] = math.nan
+    torch.testing.assert_close(db.draws(net, x, n_draws=20)[:, :2], db.draws(again, beside, n_draws=20)[:, :2])
+    assert_same_alone(made(make)[0], beside, rows=(0, 3))
 
 
 def test_a_row_for_which_its_expert_has_no_room_is_noticed():

@@ -247,7 +247,7 @@ def _inspect_rows(prober: Prober, positions: bool, rows: Inputs, plain: Probe) -
     if positions:
         sites = with_positions(prober, flags, alone, sites)
     profile = _profile(chosen, alone, probes, rows.n_rows)
-    by_name = profile.by_name or positions
+    by_name = profile.by_name or profile.reads_rows or positions  # whatever branch these rows take
     profile = replace(
         profile,
         sites=tuple(

@@ -73,9 +73,10 @@ Made = dict[tuple[object, ...], Sequence[Tensor]]
 class SiteSource(Source):
     """A source that knows the sites of a network, and the names of its modules."""
 
-    def __init__(self, profile: Profile, names: SiteNames, ignored: tuple[str, ...]) -> None:
+    def __init__(self, profile: Profile, names: SiteNames, ignored: tuple[str, ...], *, alone: bool = False) -> None:
         self.profile, self.names, self.ignored = profile, names, ignored
-        self.by_name = {site.name: site for site in profile.sites} if profile.by_name else {}
+        named = profile.by_name or (alone and profile.reads_rows)  # alone, a row may take a branch of its own
+        self.by_name = {site.name: site for site in profile.sites} if named else {}
 
     def is_off(self, training: bool) -> bool:
         return self.is_ignored() or not (training or is_ours(self.names.caller()[1]))
@@ -107,7 +108,10 @@ class KeyedSource(SiteSource):
         among: range | None = None, made: Made | None = None, learned: dict[str, Site] | None = None,
         pairs: tuple[Tensor, Tensor] | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(spec.profile, SiteNames({}), spec.ignored)
+        # One row of one draw, or several that read the same: its sites may depend on its values.
+        one_draw = len(draws) == 1 or not (folded or spec.profile.rows_together)
+        self.alone = (pairs is not None or (len(rows) == 1 and one_draw)) and not spec.integrate
+        super().__init__(spec.profile, SiteNames({}), spec.ignored, alone=self.alone)
         self.spec, self.draws, self.rows, self._new = spec, draws, rows, learned
         self._among, self._made = among, {} if made is None else made
         self.folded, self.maps, self.rows_mapped, self._chosen = folded, not folded, rows_mapped, pairs
@@ -119,12 +123,6 @@ class KeyedSource(SiteSource):
         self._pending: tuple[Tensor, float] | None = None
         self._integrated: tuple[Tensor, int] | None = None
         self._computed_again: bool | None = None if torch.is_grad_enabled() else False  # a part of it, for gradients
-
-    @property
-    def alone(self) -> bool:
-        """Whether this is one row of one draw, or several that read the same: its sites may depend on its values."""
-        one_draw = len(self.draws) == 1 or (self.level is not None and not self.spec.profile.rows_together)
-        return (self._chosen is not None or (len(self.rows) == 1 and one_draw)) and not self.spec.integrate
 
     def follow(self, paths: Mapping[int, str]) -> None:
         """Tells sites by name, and what calls them, by the names of the modules that run, by id."""
@@ -297,7 +295,7 @@ class KeyedSource(SiteSource):
 
     def _next(self, kind: str, drop_prob: float | None, shape: tuple[int, ...]) -> Site:
         self._check_transforms()
-        sites, by_name = self.spec.profile.sites, self.spec.profile.by_name
+        sites, by_name = self.spec.profile.sites, self.spec.profile.by_name or bool(self.by_name)
         self.site += 1
         if by_name:
             name = self.names.next(kind)
@@ -345,7 +343,7 @@ class KeyedSource(SiteSource):
     def _number(self, site: Site) -> int:
         if site.number is not None:
             return site.number
-        return named_site(site.name) if self.spec.profile.by_name else site.index
+        return named_site(site.name) if site.name else site.index
 
     def _mask(self, site: Site, drop_prob: float, shape: tuple[int, ...], like: Tensor) -> Tensor:
         if self._tries(site):
