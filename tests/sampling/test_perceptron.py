@@ -111,6 +111,14 @@ def test_rows_that_need_not_be_exact_differ_by_rounding_only(first):
     torch.testing.assert_close(free.draws, db.draws(net, x, n_draws=12), rtol=1e-4, atol=1e-5)
 
 
+def test_layers_that_do_nothing_leave_the_moments_exact():
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Dropout(0.3), nn.Linear(6, 2)).eval(), torch.randn(4, 3)
+    ours = db.predict(nn.Sequential(*net[:3], nn.Identity(), net[3], nn.Identity()).eval(), x)
+    assert ours.method == "exact"
+    assert torch.equal(ours.epistemic, db.predict(net, x).epistemic)
+
+
 @pytest.mark.parametrize("activation", [nn.Identity(), nn.ReLU()])
 def test_exact_moments_are_those_of_all_masks(activation):
     # One site before the last layer of 6 units: the 64 masks can be enumerated with their probabilities.

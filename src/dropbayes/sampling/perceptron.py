@@ -15,14 +15,14 @@ from dropbayes.tracing import RowLayout, Site
 
 _ACTIVATIONS = (
     nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Hardtanh,
-    nn.ReLU6, nn.Softsign, nn.Identity,
+    nn.ReLU6, nn.Softsign,
 )  # fmt: skip
 _ONE_TENSOR = split(torch.empty(0))[1]
 
 
 @dataclass(frozen=True)
 class Perceptron:
-    """The layers of a multi-layer perceptron in order, sequences flattened, dropout of probability 0 left out."""
+    """The layers of a multi-layer perceptron in order, sequences flattened; those that do nothing are left out."""
 
     layers: tuple[nn.Module, ...]
 
@@ -83,6 +83,6 @@ def as_perceptron(net: nn.Module, x: Tensor) -> Perceptron | None:
             width = sizes[1]
         elif kind in _ACTIVATIONS or (kind is nn.Dropout and float(state["p"]) > 0):
             layers.append(module)
-        elif kind is not nn.Dropout:
+        elif kind not in (nn.Dropout, nn.Identity):
             return None
     return Perceptron(tuple(layers)) if nn.Linear in map(type, layers) else None
