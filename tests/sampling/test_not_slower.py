@@ -167,9 +167,9 @@ def experts_that_are_hit():
     return Noted(function, gate=nn.Linear(8, 4), d=nn.Dropout(0.2), experts=nn.ModuleList(made_of)), torch.randn(64, 8)
 
 
-def micro_batches():
+def micro_batches(size=16):
     def function(self, x):
-        return torch.cat([self.o(self.d(torch.relu(self.a(part)))) for part in x.split(16)])
+        return torch.cat([self.o(self.d(torch.relu(self.a(part)))) for part in x.split(size)])
 
     return Noted(function, a=nn.Linear(8, 16), d=nn.Dropout(0.3), o=nn.Linear(16, 2)), torch.randn(64, 8)
 
@@ -203,6 +203,13 @@ def test_experts_that_are_asked_which_have_rows_have_the_law_of_the_loop(make):
     net, x = made(make)
     assert_law(net, x[:6], n_draws=150)
     assert_same_alone(net, x[:20], rows=(0, 19))
+
+
+def test_rows_that_are_cut_into_fours_go_by_fours_from_the_second_call_on():
+    net, x = made(lambda: micro_batches(size=4))
+    db.predict(net, x, n_draws=30)
+    calls, rows = passes(lambda: db.predict(net, x, n_draws=30, seed=1))
+    assert calls <= 16 * 1.3 and rows <= 30 * 64 * 1.3, (calls, rows)
 
 
 @pytest.mark.slow

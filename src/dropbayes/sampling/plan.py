@@ -137,7 +137,7 @@ class Plan:
                     if isinstance(changed, UnknownSite) and plan.strategy == DRAW_BY_DRAW:
                         plan = plan._with_sites_of(some, first_row + rows.start, changed.args[0])
                         size = 1  # others may follow: the draws before them are not to be repeated
-                    elif renewed and seen and seen.most_rows > _MIN_PAIRS and position == plan.draws.start:
+                    elif renewed and seen and seen.most_rows > 1 and position == plan.draws.start:
                         plan = plan._with_smaller_blocks(inputs)  # it may cut what it is given into batches of its own
                         break
                     else:
