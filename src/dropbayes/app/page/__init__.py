@@ -6,10 +6,10 @@ refused; so no bundler is needed, and nothing that is generated is kept.
 """
 
 import base64
+import graphlib
 import hashlib
 import pathlib
 import re
-from collections.abc import Iterator
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -23,18 +23,9 @@ _COMMENT = re.compile(r"^ */\*\*(?:(?!\*/)[\s\S])*\*/\n|^ *//.*\n", re.MULTILINE
 
 
 def program(sources: dict[str, str]) -> str:
-    """The modules, given by name, as one script that needs no module loader; `main` starts everything."""
-    imports = {name: [module for _, module in _IMPORT.findall(text)] for name, text in sources.items()}
-    for name, modules in imports.items():
-        if missing := [module for module in modules if module not in sources]:
-            raise ValueError(f"{name}.js imports {missing[0]}.js, which does not exist.")
-
-    def ordered(name: str) -> Iterator[str]:
-        for module in imports[name]:
-            yield from ordered(module)
-        yield name
-
-    order = dict.fromkeys(ordered("main"))  # each module once, after those it imports
+    """The modules, given by name, as one script that needs no module loader: each after those it imports."""
+    imports = {name: [module for _, module in _IMPORT.findall(text)] for name, text in sorted(sources.items())}
+    order = graphlib.TopologicalSorter(imports).static_order()
     return '"use strict";\n' + "".join(_as_function(name, sources[name]) for name in order)
 
 
