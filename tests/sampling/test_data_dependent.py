@@ -195,6 +195,19 @@ def test_a_dependence_of_middle_rows_is_refused_or_each_row_is_as_alone(forward)
         assert_same_alone(net, x, functions=False)
 
 
+def test_rows_among_several_that_take_the_way_of_all_are_noticed():
+    def agreed(self, x):
+        h = torch.relu(self.a(x))
+        return self.o(self.d(h if (x[:, 0] > 0).all() else 3 - h))
+
+    x = torch.randn(9, 6, generator=torch.Generator().manual_seed(2))
+    x[:, 0] = -1.0
+    x[[1, 6], 0] = 1.0
+    net, _ = made(lambda: (network(agreed, **layers()), x))
+    with pytest.raises(ValueError, match="its rows depend on each other"):
+        db.draws(net, x, n_draws=5)
+
+
 @pytest.mark.parametrize("forward", DEPENDENT)
 def test_a_dependence_that_begins_in_a_later_batch_is_noticed(forward):
     net, x = made(lambda: dependent(forward))

@@ -215,16 +215,16 @@ class Plan:
         if self.direct is not None:
             return self._direct_block(inputs, rows, first_row, draws)
         assert self.inspection is not None
-        size = len(rows)
-        if self.batch_invariant and self.strategy.rows in ("together", "mapped") and not inputs.is_one_row:
-            size = max(size, self.block_rows)
+        is_padded = self.batch_invariant and self.strategy.rows in ("together", "mapped") and not inputs.is_one_row
+        size = max(len(rows), self.block_rows) if is_padded else len(rows)
         leaves = inputs.padded_rows(rows.start, rows.stop, size)
         keyed = range(first_row, first_row + size)
         at_sites = self.strategy == FOLDED and inputs.device.type == "cuda"  # which must not wait for the host
         network = functools.partial(self.inspection.network, at_sites=at_sites)
         work = Work(network, inputs, leaves, draws, keyed, pairs=self.pairs, parted=set())
-        alone = self._alone(self.inspection, work, len(rows))
+        alone = dict[int, list[Tensor]]()
         try:
+            alone = self._alone(self.inspection, work, len(rows))
             outputs = [out[:, : len(rows)] for out in evaluate(self.strategy, self.spec, work)]
         except Exception as error:
             if isinstance(error, UnsupportedStrategy) or is_out_of_memory(error):
@@ -259,12 +259,13 @@ class Plan:
     def _alone(self, known: Inspection, work: Work, n_rows: int) -> dict[int, list[Tensor]]:
         """Rows of the last draw by the plain loop, to compare with the first block as large as this one.
 
-        A trial has few rows. A network may do otherwise with many; of those it sends on, the last may find no room.
+        A trial has few rows: of many, the last sent on may find no room, and one that is read may decide for all.
         """
         if self.strategy.rows != "together" or len(work.rows) * len(work.draws) <= known.largest_block:
             return {}
-        last, some = replace(work, draws=work.draws[-1:]), range(n_rows)[-8:] if self.profile.are_sent else range(1)
-        return {row: evaluate(ONE_BY_ONE, self.spec, last.row(row)) for row in some}
+        decides = self.profile.reads_rows and not self.profile.numbers_vary  # true or false, of one row or of all
+        some = range(n_rows)[-8:] if self.profile.are_sent or decides else range(1)
+        return {row: evaluate(ONE_BY_ONE, self.spec, replace(work.row(row), draws=work.draws[-1:])) for row in some}
 
     def _check_branches(self, work: Work, outputs: list[Tensor]) -> None:
         """Raises unless rows choose branches in a batch as they do alone: where they part, and in the first draws."""

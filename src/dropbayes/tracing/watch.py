@@ -241,8 +241,7 @@ def _takes_parts(func: OpOverload, args: Arguments) -> bool:
     """Whether an operation takes entries, by a tensor, of a first axis that has several; by a mask, of all its axes."""
     index = args[1][0] if func is torch.ops.aten.index.Tensor else None
     n_axes = index.dim() if index is not None and index.dtype in (torch.bool, torch.uint8) else 1
-    by_index = index is not None or func is torch.ops.aten.index_select.default
-    return by_index and args[0].shape[:n_axes].numel() > 1
+    return (index is not None or func is torch.ops.aten.index_select.default) and args[0].shape[:n_axes].numel() > 1
 
 
 def check_indices(name: str, args: Arguments) -> None:
