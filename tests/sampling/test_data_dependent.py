@@ -481,6 +481,26 @@ def test_a_row_that_finds_no_room_is_noticed_without_dropout_in_the_experts(capa
         assert_same_alone(net, x, rows=(0, 11))
 
 
+@pytest.mark.parametrize("n", [9, 30])
+def test_a_branch_of_all_rows_beside_rows_that_are_sent_is_noticed_or_each_row_is_as_alone(n):
+    def leaves_early(self, x):
+        h = self.d(torch.relu(self.a(x)))
+        big = h[:, 0] > 0.9
+        y = h.clone()
+        y[big] = self.g(h[big])
+        return self.o(h) if (self.g(y).amax(1) > 1).any() else self.o(y) + 3
+
+    torch.manual_seed(0)
+    children = {"a": nn.Linear(4, 8), "d": nn.Dropout(0.4), "g": nn.Linear(8, 8), "o": nn.Linear(8, 2)}
+    net, x = network(leaves_early, **children).eval(), torch.randn(n, 4)
+    try:
+        db.draws(net, x, n_draws=20)
+    except ValueError as refusal:
+        assert "its rows depend on each other" in str(refusal)
+    else:
+        assert_same_alone(net, x, n_draws=20, rows=range(n), functions=False)
+
+
 def test_tokens_that_are_sent_to_experts_without_dropout_are_a_batch():
     def make():
         net = sent(lambda tokens: (tokens[:, 0] > 0).long(), p=0.0)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dropbayes.tracing import SharedWrite, Watch
+from dropbayes.tracing import SharedWrite, Watch, reads_of
 from dropbayes.tracing.watch import check_indices
 
 
@@ -79,7 +79,6 @@ def reads(function):
     return watch.reads
 
 
-APART = {(True, False, False), (False, True, False)}  # draws run apart; rows need not
 READS = {
     "a branch on a draw": (lambda rows, drawn: bool(drawn.sum() > 0), {(True, False, False)}),
     "a branch on a row": (lambda rows, drawn: bool(rows.max() > 9), {(False, True, False)}),
@@ -89,12 +88,8 @@ READS = {
     "a comparison of all values": (lambda rows, drawn: torch.equal(rows, rows.clone()), {(False, True, False)}),
     "a number of neither": (lambda rows, drawn: torch.arange(3.0).sum().item(), set()),
     "whether any": (lambda rows, drawn: bool((rows + drawn > 2).any()), {(True, True, False)}),
-    "whether a row is sent": (lambda rows, drawn: bool((rows > 2).any()) and rows[rows > 2], {(False, True, False)}),
-    "whether any is sent": (lambda rows, drawn: bool((m := rows + drawn > 2).any()) and rows[m], APART),
-    "how many are sent": (lambda rows, drawn: (m := rows + drawn > 2).sum().item() and rows[m], APART),
-    "where any are sent": (lambda rows, drawn: [int(i) for i in (rows + drawn > 2).nonzero()], APART),
-    "which have some": (lambda rows, drawn: [int(i) for i in ((rows[:, None] > drawn).sum(0) > 1).nonzero()], APART),
-    "a number of what is sent": (lambda rows, drawn: rows[rows + drawn > 2].max().item(), {(True, True, True)}),
+    "how many": (lambda rows, drawn: (rows > 2).sum().item(), {(False, True, True)}),
+    "where some are": (lambda rows, drawn: [int(i) for i in (drawn > 1).nonzero()], {(True, False, True)}),
     "nothing": (lambda rows, drawn: rows + drawn, set()),
     "a result that depends on neither": (lambda rows, drawn: torch.zeros(3).add_(1).max().item(), set()),
     "a write makes the target depend": (lambda rows, drawn: torch.zeros(3).add_(drawn).max().item(), {(True, False, True)}),
@@ -105,6 +100,52 @@ READS = {
 def test_values_that_python_reads_are_told_by_what_they_depend_on(name):
     function, expected = READS[name]
     assert reads(function) == expected
+
+
+ASKED = {
+    "whether any are sent": (lambda big: bool(big.any()), False),
+    "how many are sent": (lambda big: big.sum().item(), True),
+    "whether some are sent": (lambda big: bool(big.sum() > 0), False),
+    "where those are that are sent": (lambda big: [int(i) for i in big.nonzero()], True),
+    "which of two have some": (lambda big: [int(i) for i in (torch.stack([big, ~big]).sum(1) > 0).nonzero()], True),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("sends", [True, False])
+def test_which_experts_have_rows_sets_draws_apart_and_not_rows(name, sends):
+    ask, number = ASKED[name]
+
+    def watched_rows(values):
+        rows, drawn = torch.tensor(values), torch.ones(1)
+        watch = Watch([rows])
+        with torch.no_grad(), watch:
+            watch.mark_drawn([drawn])
+            big = rows * drawn > 2
+            ask(big)
+            if sends:
+                rows[big]
+        return watch
+
+    batch, other, alike = (watched_rows(values) for values in ([1.0, 3.0], [1.0, 1.0], [1.0, 4.0]))
+    strict = {(True, True, number)}
+    assert reads_of(batch) == reads_of(batch, alike) == batch.reads == strict, "no other answer was seen to do no harm"
+    sends |= name.startswith(("where", "which"))  # nonzero() alone gives a shape that depends on values
+    assert reads_of(batch, other) == ({(True, False, False), (False, True, False)} if sends else strict)
+
+
+def test_a_line_that_reads_the_same_in_every_pass_does_not_ask_which_experts_have_rows():
+    def watched_rows(values):
+        rows, drawn = torch.tensor(values), torch.ones(1)
+        with torch.no_grad(), Watch([rows]) as watch:
+            watch.mark_drawn([drawn])
+            rows[rows * drawn > 2] if (rows * drawn > 2).any() else rows
+            bool((rows * drawn > 0).any())
+        return watch
+
+    apart = {(True, False, False), (False, True, False)}
+    assert reads_of(watched_rows([1.0, 3.0]), watched_rows([3.0, 3.0])) == {(True, True, False)}
+    assert reads_of(watched_rows([1.0, 3.0]), watched_rows([1.0])) == apart | {(True, True, False)}
 
 
 def test_a_read_that_the_dispatcher_does_not_see_can_be_noted():

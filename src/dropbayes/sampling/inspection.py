@@ -12,7 +12,7 @@ import warnings
 import weakref
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,12 +29,13 @@ from dropbayes.sampling.profile import Profile
 from dropbayes.sampling.sequences import form, with_positions
 from dropbayes.sampling.settings import Sampling, check_sampling
 from dropbayes.sampling.training_mode import check_accounted, check_masks_differ, check_repeatable, training_probe
-from dropbayes.tracing import Neutral, Ones, Read, RowLayout, SharedWrite, Site, Sites, Source, view_at_sites
+from dropbayes.tracing import Neutral, Ones, RowLayout, SharedWrite, Site, Sites, Source, reads_of, view_at_sites
 from dropbayes.tracing.generators import UNSEEDED, keyed_generators, names_generators, unmoved_globals
 from dropbayes.tracing.states import NetworkState
 from dropbayes.tracing.views import Flags, View, check_modules, checked_network, eagerly
 
 _MAX_FORMS = 64
+_MANY_ROWS = 64
 _MAX_BRANCHES = 6  # random numbers under which branches are looked for
 
 
@@ -82,9 +83,7 @@ class Inspection:
     def network(self, *, at_sites: bool = False) -> View:
         """The view to run: for a network with a state a new one, which starts from that state."""
         if self.profile.is_stateful:
-            net = self.net()
-            assert net is not None
-            return View(net, self.flags, own_parameters=self.owns_parameters)
+            return View(cast(nn.Module, self.net()), self.flags, own_parameters=self.owns_parameters)
         if at_sites and "at sites" not in self.strategies:
             last = {self.profile.sites[-1].before or ""} if self.profile.last_layer else set()  # it may be integrated
             self.strategies["at sites"] = self.view_at_sites(Ones(), last)
@@ -237,10 +236,14 @@ def _inspect_rows(prober: Prober, positions: bool, rows: Inputs, plain: Probe) -
             singles = {row: _probe_alone(prober, rows, row, None) for row in (0, 1)}
             _check_rows(prober, rows, None, outputs, plain, singles)
         _check_rows(prober, rows, flags, outputs, chosen, {0: alone, 1: other})
+        if chosen.watch.asks and prober.inputs.n_rows > rows.n_rows:  # of more rows, other experts have some
+            many = prober.inputs.block(0, min(_MANY_ROWS, prober.inputs.n_rows))
+            with contextlib.suppress(ProbeFailed):  # it may take no more
+                probes.append(prober(many.leaves, flags))
+                _check_rows(prober, many, flags, outputs, probes[-1], {0: _probe_alone(prober, many, 0, flags)})
     else:
         sites, together = tuple(chosen.recorder.sites), rows.is_one_row
-        has_row = [not rows.is_one_row and tensor.shape[:1] == (1,) for tensor in chosen.tensors]
-        outputs = tuple(RowLayout(0, 1) if one else None for one in has_row)
+        outputs = tuple(None if rows.is_one_row or t.shape[:1] != (1,) else RowLayout(0, 1) for t in chosen.tensors)
     _check_faithful(prober, rows, plain, outputs)
     if rows.n_rows > 1:
         sites = _sites_of_all_branches(prober, rows, flags, probes, sites)
@@ -248,15 +251,11 @@ def _inspect_rows(prober: Prober, positions: bool, rows: Inputs, plain: Probe) -
         sites = with_positions(prober, flags, alone, sites)
     profile = _profile(chosen, alone, probes, rows.n_rows)
     by_name = profile.by_name or profile.reads_rows or positions  # whatever branch these rows take
+    sites = tuple(replace(s, index=i, number=named_site(s.name) if by_name else i) for i, s in enumerate(sites))
+    one_row, is_stateful = rows.n_rows == 1 and not rows.is_one_row, bool(plain.changes) or prober.owns_parameters
+    is_stateful |= profile.is_stateful
     profile = replace(
-        profile,
-        sites=tuple(
-            replace(site, index=i, number=named_site(site.name) if by_name else i) for i, site in enumerate(sites)
-        ),
-        outputs=outputs,
-        rows_together=together,
-        one_row=rows.n_rows == 1 and not rows.is_one_row,
-        is_stateful=bool(plain.changes) or profile.is_stateful or prober.owns_parameters,
+        profile, sites=sites, outputs=outputs, rows_together=together, one_row=one_row, is_stateful=is_stateful
     )
     view = View(prober.net, flags, own_buffers=profile.is_stateful, own_parameters=prober.owns_parameters)
     profile = replace(profile, is_stateful=profile.is_stateful or view.moves_weights)
@@ -288,7 +287,7 @@ def _sites_of_rows(probes: list[Probe], n_rows: int) -> tuple[tuple[Site, ...], 
 
 def _skips_sites(probes: list[Probe]) -> bool:
     """Whether a draw, or a row among others, may skip sites, which are then known by name and not by number."""
-    reads = set[Read]().union(*(probe.watch.reads for probe in probes))
+    reads = reads_of(*(probe.watch for probe in probes))
     branches = any(drawn for drawn, _, _ in reads) or any(probe.host.moved for probe in probes)
     return branches or any(probe.watch.has_dynamic_shapes for probe in probes)
 
@@ -298,7 +297,7 @@ def _sites_of_all_branches(
 ) -> tuple[Site, ...]:
     """The sites that are met under some random numbers, if the network may choose a branch by their value."""
     moved = any(probe.host.moved for probe in probes)
-    if not moved and not any(drawn and number for probe in probes for drawn, _, number in probe.watch.reads):
+    if not moved and not any(drawn and number for drawn, _, number in reads_of(*(probe.watch for probe in probes))):
         return sites
     known = {site.name: site for site in sites}
     for seed in range(_MAX_BRANCHES):
@@ -315,7 +314,7 @@ def _sites_of_all_branches(
 
 def _profile(batch: Probe, alone: Probe, probes: list[Probe], n_rows: int) -> Profile:
     """What the probes with the training flags of a draw show together."""
-    reads = set[Read]().union(*(probe.watch.reads for probe in probes))
+    reads = reads_of(*(probe.watch for probe in probes))
     draws_branch, by_name = any(drawn for drawn, _, _ in reads), _skips_sites(probes)
     rows_branch = any(drawn and rowed for drawn, rowed, _ in reads)
     rows_branch |= not by_name and any(site_names(probe) != site_names(alone) for probe in probes[1:])
@@ -358,7 +357,7 @@ def _profile(batch: Probe, alone: Probe, probes: list[Probe], n_rows: int) -> Pr
 
 
 def _check_names(net: nn.Module, ignored: tuple[str, ...]) -> None:
-    known = {name for name, _ in net.named_modules()} | {type(module).__name__ for module in net.modules()}
+    known = {one for name, module in net.named_modules() for one in (name, type(module).__name__)}
     if unknown := [name for name in ignored if name not in known]:
         raise ValueError(f"`ignore_modules` must name modules or classes of `net`; {unknown[0]!r} is none.")
 

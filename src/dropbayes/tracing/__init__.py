@@ -16,7 +16,7 @@ from dropbayes.tracing.sources import (
     scaled_product,
 )
 from dropbayes.tracing.states import version
-from dropbayes.tracing.watch import Read, SharedWrite, Watch
+from dropbayes.tracing.watch import SharedWrite, Watch, reads_of
 
 __all__ = [
     "NEUTRAL",
@@ -26,7 +26,6 @@ __all__ = [
     "Neutral",
     "Ones",
     "PositionAxis",
-    "Read",
     "Recorder",
     "RowLayout",
     "SharedWrite",
@@ -39,6 +38,7 @@ __all__ = [
     "draw_or_mean",
     "is_ours",
     "neutral_uniform",
+    "reads_of",
     "scaled_product",
     "version",
     "view_at_sites",

@@ -6,6 +6,9 @@ tensors depend on the rows of the input and which on a site, so that a branch on
 
 from __future__ import annotations
 
+import itertools
+import sys
+import types
 import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
@@ -21,6 +24,7 @@ from dropbayes.tracing.operations import Arguments, NamedArguments, operands
 
 Read = tuple[bool, bool, bool]
 """A value that Python read: whether it depends on a site, on the rows, and whether it is more than true or false."""
+Line = tuple[types.CodeType, int]
 
 
 class SharedWrite(Exception):
@@ -42,7 +46,7 @@ class Watch(TorchDispatchMode):
         self.unaccounted: list[str] = []  # random operations that were not replaced and take no generator
         self.draws_by_generator = 0  # and the numbers that others draw from torch's own
         self._reads = set[Read]()
-        self._asked = set[Read]()  # and of these, whether, where or how many entries there are
+        self._asked = dict[Line, list[tuple[Read, bytes]]]()  # whether, where or how many entries there are, by line
         self.numbers: list[bytes] = []  # that Python read and that depend on the rows
         self.written: set[int] = set()  # the memory that operations wrote to, by address
         self.writes_input = False
@@ -93,26 +97,32 @@ class Watch(TorchDispatchMode):
         """Notes that Python read the values of a tensor."""
         key = storage(tensor) if isinstance(tensor, Tensor) else 0
         drawn, rowed = _marks({key}, self._drawn), _marks({key}, self._rowed)
-        if drawn or rowed:
-            (self._asked if _marks({key}, self._counts) else self._reads).add((drawn, rowed, number))
-            if number:
-                flat = tensor.detach().cpu().clone(memory_format=torch.contiguous_format).view(-1)
-                self.numbers.append(flat.view(torch.uint8).numpy().tobytes())
+        if not (drawn or rowed):
+            return
+        flat = tensor.detach().cpu().clone(memory_format=torch.contiguous_format).view(-1)
+        value, read = flat.view(torch.uint8).numpy().tobytes(), (drawn, rowed, number)
+        self.numbers += [value] if number else []
+        if _marks({key}, self._counts):
+            self._asked.setdefault(_line(), []).append((read, value))
+        else:
+            self._reads.add(read)
 
     def note_length(self, tensor: Tensor) -> None:
         """Notes that Python read the lengths of a tensor, which are values where they depend on some."""
-        key = {storage(tensor)}
-        drawn, rowed = (_marks(key, self._sized) and _marks(key, marks) for marks in (self._drawn, self._rowed))
-        drawn, rowed = (drawn, rowed) if tensor.numel() else self._empty
-        self._asked.add((drawn, rowed, False))
+        # Of rows that are sent to experts, only whether there are any is asked: draws run apart, rows need not.
+        key, kinds = {storage(tensor)}, ((True, False, False), (False, True, False))
+        depends = [_marks(key, self._sized) and _marks(key, marks) for marks in (self._drawn, self._rowed)]
+        self._reads |= set(itertools.compress(kinds, depends if tensor.numel() else self._empty))
 
     @property
     def reads(self) -> set[Read]:
-        """What Python read. Of rows sent to experts, which have any may be asked: draws run apart, rows need not."""
-        asked = self._asked
-        if self.has_dynamic_shapes:
-            asked = {part for drawn, rowed, _ in asked for part in ((drawn, False, False), (False, rowed, False))}
-        return self._reads | asked - {(False, False, False)}
+        """What Python read that depends on a site or on the rows."""
+        return self._reads.union(read for answers in self._asked.values() for read, _ in answers)
+
+    @property
+    def asks(self) -> bool:
+        """Whether Python read counts in a pass that sends rows elsewhere."""
+        return self.has_dynamic_shapes and bool(self._asked)
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: Arguments = (), kwargs: NamedArguments | None = None
@@ -190,6 +200,30 @@ class Watch(TorchDispatchMode):
         size, in_suffix, _ = self._live.pop(key, (0, False, None))
         self._total -= size
         self._suffix_total -= size if in_suffix else 0
+
+
+def reads_of(batch: Watch, *others: Watch) -> set[Read]:
+    """What Python reads in passes of a batch, and of other batches and rows with the outputs that they have in it.
+
+    Where rows are sent to experts, a line of code that reads other counts there asks which experts have any: draws then
+    run apart, but the rows need not.
+    """
+    found = set[Read]().union(*(watch._reads for watch in (batch, *others)))
+    for line in {line for watch in (batch, *others) for line in watch._asked}:
+        answers = [watch._asked.get(line, []) for watch in (batch, *others)]
+        kinds = {read for answer in answers for read, _ in answer}
+        if batch.asks and any([v for _, v in one] != [v for _, v in answers[0]] for one in answers[1:]):
+            kinds = {part for drawn, rowed, _ in kinds for part in ((drawn, False, False), (False, rowed, False))}
+        found |= kinds - {(False, False, False)}
+    return found
+
+
+def _line() -> Line:
+    """The line of the network that is running."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] in ("dropbayes", "torch"):
+        frame = frame.f_back
+    return frame.f_code, frame.f_lineno
 
 
 def _marks(given: set[int], keys: dict[int, StorageWeakRef]) -> bool:
