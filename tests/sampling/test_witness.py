@@ -342,6 +342,20 @@ def test_dropout_in_another_thread_is_refused():
         db.predict(Net(in_thread), rows())
 
 
+def test_a_forward_that_was_generated_has_sites_though_it_is_in_no_module():
+    class Traced(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(6, 8)
+
+        def forward(self, x):
+            return torch.dropout(self.a(x), 0.5, True)
+
+    net = torch.fx.symbolic_trace(Traced())
+    assert [site.kind for site in db.sites(net, rows())] == ["dropout"]
+    assert bool((db.predict(net, rows(), n_draws=10).epistemic > 0).any())
+
+
 def test_initialisers_in_a_forward_pass_are_keyed():
     assert_right(Net(lambda m, h: h * nn.init.uniform_(torch.empty_like(h), 0.0, 2.0) if m.training else h), rows())
 

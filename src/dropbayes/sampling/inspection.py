@@ -92,9 +92,9 @@ class Inspection:
     def view_at_sites(self, otherwise: Source, also: Collection[str] = ()) -> View | None:
         """A view whose modules enter the mode of a pass themselves; None if others may ask for random numbers."""
         net, paths = self.net(), {site.path for site in self.profile.sites}.union(also)
-        return (
-            view_at_sites(net, self.flags, paths, otherwise) if net is not None and self.profile.asks_at_sites else None
-        )
+        if net is None or not self.profile.asks_at_sites:
+            return None
+        return view_at_sites(net, self.flags, paths, otherwise)
 
 
 _inspections: weakref.WeakKeyDictionary[nn.Module, tuple[NetworkState, dict[Any, Inspection]]] = (

@@ -103,7 +103,7 @@ class SiteNames:
     def callers(self, *, innermost: bool = False) -> list[tuple[str, nn.Module]]:
         """The modules whose code is running, from the innermost (alone, on request) to the network itself."""
         frame, paths, found = sys._getframe(1), self._paths, list[tuple[str, nn.Module]]()
-        while frame.f_globals["__name__"].startswith(("dropbayes.sampling", "dropbayes.tracing")):  # no network's
+        while frame.f_globals.get("__name__", "").startswith(("dropbayes.sampling", "dropbayes.tracing")):
             frame = frame.f_back  # type: ignore[assignment]
         while frame is not None:  # reading the callers' variables would keep them alive
             code = frame.f_code

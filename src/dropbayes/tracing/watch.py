@@ -221,7 +221,7 @@ def reads_of(batch: Watch, *others: Watch) -> set[Read]:
 def _line() -> Line:
     """The line of the network that is running."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] in ("dropbayes", "torch"):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("dropbayes", "torch"):
         frame = frame.f_back
     return frame.f_code, frame.f_lineno
 
