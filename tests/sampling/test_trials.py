@@ -79,7 +79,7 @@ def with_room(most, failed):
 @pytest.mark.parametrize(("most", "masks"), crossed([3, 1, 20, 200], ["shared", "row"]))
 def test_a_network_with_room_for_few_rows_is_given_no_more(most, masks):
     net, x, failed = with_room(most, failed := []), torch.randn(min(most, 33), 4), failed
-    assert_law(net, x, masks=masks)
+    assert_law(net, x, masks=masks, seed=1)
     ours = db.draws(net, x, n_draws=40, masks=masks)
     assert torch.equal(db.draws(net, x[:1], n_draws=40, masks=masks), ours[:, :1])
     failed.clear()
