@@ -14,6 +14,7 @@ from dropbayes.sampling.strategies import rows_first
 from dropbayes.sampling.streaming import LogMean, Mean, Moments, result_dtype
 from dropbayes.sampling.training_mode import UncertaintyWarning
 from dropbayes.sampling.trials import chosen_strategy
+from dropbayes.tracing import Sites
 from dropbayes.tracing.views import View, eagerly
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Sampling",
     "Site",
     "SiteSource",
+    "Sites",
     "UncertaintyWarning",
     "UnsupportedStrategy",
     "View",
