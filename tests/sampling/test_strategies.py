@@ -13,7 +13,7 @@ import dropbayes as db
 from dropbayes.sampling import Sampling
 from dropbayes.sampling.inputs import as_inputs
 from dropbayes.sampling.inspection import inspect
-from dropbayes.sampling.source import MaskSpec, UnsupportedStrategy
+from dropbayes.sampling.source import MaskSpec, NetworkChanged, UnsupportedStrategy
 from dropbayes.sampling.strategies import (
     DRAW_BY_DRAW,
     FOLDED,
@@ -73,6 +73,20 @@ def test_draws_folded_with_a_mode_at_the_sites_alone_have_the_bits_of_one_throug
 def test_a_network_that_may_ask_for_random_numbers_elsewhere_has_no_mode_at_the_sites_alone(call):
     net = Module(call, d=nn.Dropout(0.5))
     assert not inspect(net, as_inputs(torch.randn(4, 3))).network(at_sites=True).at_sites
+
+
+def test_random_numbers_that_a_global_variable_switches_on_between_the_sites_are_noticed():
+    switched_on = []
+
+    class Between(nn.Module):
+        def forward(self, x):
+            return F.dropout(x, 0.5, self.training) if switched_on else x
+
+    net, x = Module(lambda m, x: m.between(m.d(x)), between=Between(), d=nn.Dropout(0.5)), torch.randn(4, 3)
+    run(FOLDED, net, x, per_row=False, at_sites=True)
+    switched_on.append(True)
+    with pytest.raises(NetworkChanged, match="asked for elsewhere than before"):
+        run(FOLDED, net, x, per_row=False, at_sites=True)
 
 
 def test_a_mask_without_rows_is_not_folded():

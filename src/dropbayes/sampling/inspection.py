@@ -35,7 +35,7 @@ from dropbayes.tracing.states import NetworkState
 from dropbayes.tracing.views import Flags, View, check_modules, checked_network, eagerly
 
 _MAX_FORMS = 64
-_MANY_ROWS = 64
+_MANY_ROWS = 64  # of which some are sent to other experts than the first few
 _MAX_BRANCHES = 6  # random numbers under which branches are looked for
 
 
@@ -81,7 +81,7 @@ class Inspection:
     seen: Tensor | None = None  # the least and the largest sizes of the rows that were compared with their batch
 
     def network(self, *, at_sites: bool = False) -> View:
-        """The view to run: for a network with a state a new one, which starts from that state."""
+        """The view to run, with the mode `at_sites` alone if it may be; for a network with a state, a new one."""
         if self.profile.is_stateful:
             return View(cast(nn.Module, self.net()), self.flags, own_parameters=self.owns_parameters)
         if at_sites and "at sites" not in self.strategies:
