@@ -38,7 +38,10 @@ AUTOCAST = {"float32": None, "bfloat16": torch.bfloat16}
 
 
 def in_training(net: nn.Module) -> nn.Module:
-    """What others run: dropout on, normalisation frozen."""
+    """What others run: dropout on, normalisation frozen.
+
+    Copied outside of inference mode: parameters made in it ask for no gradient, and torch multiplies by them otherwise.
+    """
     net = copy.deepcopy(net).train()
     for module in net.modules():
         if isinstance(module, nn.modules.batchnorm._NormBase):
@@ -83,9 +86,7 @@ def repeated(x: Tensor, n_draws: int) -> Tensor:
     return x.repeat(n_draws, *(1,) * (x.dim() - 1))
 
 
-def ways(case: Case, net: nn.Module, x: Tensor, n_draws: int) -> dict[str, Callable[[], Any]]:
-    noisy = in_training(net)
-
+def ways(case: Case, net: nn.Module, noisy: nn.Module, x: Tensor, n_draws: int) -> dict[str, Callable[[], Any]]:
     def floor() -> Tensor:
         assert case.split is not None
         prefix, suffix = case.split(noisy)
@@ -126,6 +127,7 @@ def measure(name: str, precision: str, clock: Clock, quick: bool) -> dict[str, A
     try:
         with limited(CASE_SECONDS), contextlib.ExitStack() as stack:
             net, x = case.make().to(clock.device).eval(), case.inputs(rows).to(clock.device)
+            noisy = in_training(net)
             stack.enter_context(torch.inference_mode())
             stack.enter_context(torch.autocast(clock.device.type, dtype, enabled=dtype is not None))
             net(x)  # torch's own first call is not ours
@@ -134,7 +136,7 @@ def measure(name: str, precision: str, clock: Clock, quick: bool) -> dict[str, A
             result["method"] = db.predict(net, x, n_draws=n_draws, masks="row").method
             clock.synchronise()
             result["first_ms"] = 1e3 * (time.perf_counter() - began)
-            for way, run in ways(case, net, x, n_draws).items():
+            for way, run in ways(case, net, noisy, x, n_draws).items():
                 try:
                     result[f"{way}_ms"], result[f"{way}_mb"] = clock.median_ms(run)
                 except (RuntimeError, ValueError, NotImplementedError, TypeError) as error:

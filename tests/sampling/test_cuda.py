@@ -54,6 +54,36 @@ def test_the_linear_method_is_that_of_the_cpu(name):
             torch.testing.assert_close(on_gpu.cpu(), on_cpu, rtol=5e-3, atol=5e-4)
 
 
+class OtherOrders(torch.nn.Module):
+    """Dropout of tensors whose memory has another order than their axes, which torch's own leaves as it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.drop, self.conv = torch.nn.Dropout(0.3), torch.nn.Conv2d(3, 4, 3)
+        self.mix, self.last = torch.nn.Linear(9, 5), torch.nn.Linear(20, 2)
+
+    def forward(self, x):
+        images = self.conv(x.to(memory_format=torch.channels_last))
+        dropped = self.drop(images)
+        steps = self.mix(self.drop(dropped.flatten(2))).transpose(1, 2)
+        mixed = self.drop(steps[:, None].expand(-1, 2, -1, -1))  # a memory that is not its own
+        shuffled = self.drop(steps)
+        if x.is_cuda and len(x) == 36:  # all draws of all rows
+            assert (dropped.stride(), shuffled.stride()) == (images.stride(), steps.stride())
+        return self.last(shuffled.flatten(1)) + mixed.sum((1, 2, 3))[:, None]
+
+
+@pytest.mark.parametrize("masks", ["shared", "row"])
+@pytest.mark.parametrize("sampler", ["stratified", "independent"])
+def test_tensors_of_another_order_in_memory_keep_it_and_have_the_masks_of_the_cpu(sampler, masks):
+    net, x = OtherOrders().eval(), torch.randn(3, 3, 5, 5)
+    options = {"n_draws": 12, "masks": masks, "sampling": db.Sampling(sampler=sampler)}
+    expected = db.draws(net, x, **options)
+    torch.testing.assert_close(
+        db.draws(copy.deepcopy(net).cuda(), x.cuda(), **options).cpu(), expected, rtol=2e-3, atol=2e-4
+    )
+
+
 @pytest.mark.parametrize("masks", ["shared", "row"])
 @pytest.mark.parametrize("analytic", [True, False])
 @pytest.mark.parametrize("n_rows", [1, 7, 1000])

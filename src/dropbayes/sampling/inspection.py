@@ -120,10 +120,9 @@ def inspect(
         known = _inspections[net] = (NetworkState(net), {})
     forms = known[1]
     if key not in forms:
-        made = _inspect(net, inputs, ignored, positions)
-        while len(forms) >= _MAX_FORMS:
+        forms[key] = _inspect(net, inputs, ignored, positions)
+        while len(forms) > _MAX_FORMS:
             forms.pop(next(iter(forms)), None)
-        forms[key] = made
     inspection = forms[key]
     if inspection.profile.reads_rows and inputs.n_rows > 1 and not _holds_for_rows(net, inputs, ignored, inspection):
         inspection = forms[key] = _inspect(net, inputs, ignored, positions)

@@ -279,13 +279,8 @@ def _row_lattice(keys: Keys, draws: range, rows: range, choice: Tensor) -> Tenso
 
 def _places(keys: Keys, choice: Tensor, table: Tensor) -> Tensor:
     """Where the lattice of each unit begins in the table."""
-    if choice.device.type == "cpu":  # the upper quarters of each word, without arithmetic; the low half is the shift
-        quarters = choice.numpy().view(np.uint16).reshape(-1, 4)
-        permutation = torch.from_numpy(quarters[:, 2].astype(np.int64) % table.shape[0])
-        start = torch.from_numpy(quarters[:, 3].astype(np.int64) % keys.n_draws)
-    else:
-        permutation = (_shift_right(choice, 32) & 0xFFFF) % table.shape[0]
-        start = _shift_right(choice, 48) % keys.n_draws
+    permutation = (_shift_right(choice, 32) & 0xFFFF) % table.shape[0]
+    start = _shift_right(choice, 48) % keys.n_draws
     return permutation * table.shape[1] + start
 
 

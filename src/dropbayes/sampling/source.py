@@ -476,25 +476,22 @@ class KeyedSource(SiteSource):
             ones = torch.ones((), dtype=x.dtype, device=x.device).expand(shape)
             factors = self._dropout_by_kernel(site, layout, ones, drop_prob, shape)
             return None if factors is None else x * factors
+        masked = functools.partial(
+            kernels.dropout, keys=self.spec.keys, site=self._number(site), drop_prob=drop_prob, draws=self.draws,
+            rows=self._mask_rows(site),
+        )  # fmt: skip
         if self.rows_mapped:
             pairs = self._pairs(x).contiguous()
-            spread: Tensor = kernels.dropout(
-                pairs, self.spec.keys, self._number(site), drop_prob=drop_prob, draws=self.draws,
-                rows=self._mask_rows(site), drawn=True, outer=1, inner=math.prod(shape),
-            )  # fmt: skip
-            return self._hide(spread.view(pairs.shape), 2)
+            return self._hide(masked(pairs, outer=1, inner=math.prod(shape)).view(pairs.shape), 2)
         assert layout is not None
+        if self.level is None and (split := _transposed(x) if layout == RowLayout(0, 1) else 0):
+            behind, ahead = tuple(range(split, x.dim())), tuple(range(1, 1 + x.dim() - split))
+            memory = x.movedim(behind, ahead)
+            result = masked(memory, outer=1, inner=math.prod(shape[1:]), minor=math.prod(shape[1:split]))
+            return result.view(memory.shape).movedim(ahead, behind)
         drawn, axis = self.level is None or _is_mapped(x, self.level), layout.axis
         folded = x if self.level is None else _unmapped(x, self.level, axis, 1).flatten(axis, axis + 1)
-        result: Tensor = kernels.dropout(
-            folded.contiguous(), self.spec.keys, self._number(site), drop_prob=drop_prob, draws=self.draws,
-            rows=self._mask_rows(site), drawn=drawn, **_extents(shape, layout),
-        )  # fmt: skip
-        result = self._hide_draws(result, layout, shape)
-        if self.level is None and x.dim() == 4 and not x.is_contiguous():
-            last = x.is_contiguous(memory_format=torch.channels_last)
-            return result.contiguous(memory_format=torch.channels_last) if last else result
-        return result
+        return self._hide_draws(masked(folded.contiguous(), drawn=drawn, **_extents(shape, layout)), layout, shape)
 
     def _hide_draws(self, result: Tensor, layout: RowLayout, shape: tuple[int, ...]) -> Tensor:
         """A kernel's result, `[outer, draw, row, inner]`, as the network sees it: mapped draws hidden."""
@@ -531,6 +528,13 @@ def _extents(shape: tuple[int, ...], layout: RowLayout) -> dict[str, int]:
     """The numbers of a row's units that precede and follow the rows in memory."""
     axis = layout.axis
     return {"outer": math.prod(shape[:axis]), "inner": layout.inner * math.prod(shape[axis + 1 :])}
+
+
+def _transposed(x: Tensor) -> int:
+    """The axis whose units, and those behind it, come before a row's others in memory, as channels last; 0 if none."""
+    axes = range(x.dim())
+    splits = (split for split in axes[2:] if x.permute(0, *axes[split:], *axes[1:split]).is_contiguous())
+    return 0 if x.is_contiguous() else next(splits, 0)
 
 
 def _is_mapped(x: Tensor, level: int) -> bool:

@@ -47,6 +47,16 @@ def test_a_tensor_without_draws_is_spread_over_them(sampler, rows):
 
 
 @pytest.mark.parametrize("rows", [None, ROWS])
+@pytest.mark.parametrize("sampler", slow_except(["stratified", "independent"], "stratified"))
+def test_units_that_lie_transposed_in_memory_have_the_masks_of_their_own_order(sampler, rows):
+    keys, x = Keys(SEED, N_DRAWS, sampler), torch.randn(3, 4, 2, 3, device=DEVICE)  # draws, rows, two axes of units
+    memory = x.transpose(2, 3).reshape(1, 3, 4, 6)  # as of channels last, say
+    result = dropout(memory, keys, SITE, drop_prob=0.3, draws=DRAWS, rows=rows, outer=1, inner=6, minor=2)
+    plain = expected(x.reshape(1, 3, 4, 6), keys, 0.3, rows, 1, 6)
+    assert torch.equal(result.view(3, 4, 3, 2).transpose(2, 3), plain.view(x.shape))
+
+
+@pytest.mark.parametrize("rows", [None, ROWS])
 @pytest.mark.parametrize("sampler", slow_except(["stratified", "independent"], "independent"))
 def test_uniforms_have_the_bits_of_torch_operations(sampler, rows):
     keys, arguments = Keys(SEED, N_DRAWS, sampler), {"draws": DRAWS, "rows": rows, "device": DEVICE}

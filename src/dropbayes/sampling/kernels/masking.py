@@ -27,16 +27,18 @@ def dropout(
     outer: int,
     inner: int,
     drawn: bool = True,
+    minor: int = 1,
 ) -> Tensor:
     """x ∘ mask / (1 - `drop_prob`) as a new tensor `[outer, draw, row, inner]`.
 
     The memory of `x`, in order, is `[outer, draw, row, inner]`, or the same without draws: unless `drawn`, one tensor
     is read and one per draw is written. `outer` units of a row precede the draws, such as a sequence's steps, `inner`
-    follow the rows; a unit's index is outer index * `inner` + inner index. Without `rows`, all have one mask.
+    follow the rows; a unit's index is outer index * `inner` + inner index, or of units `[minor, inner / minor]` that
+    memory has transposed, their index before that. Without `rows`, all have one mask.
     """
     n_rows = x.numel() // (outer * inner * (len(draws) if drawn else 1))
     out = x.new_empty(outer, len(draws), n_rows, inner)
-    _launch(x, out, keys, site, drop_prob, draws, rows)
+    _launch(x, out, keys, site, drop_prob, draws, rows, minor)
     return out
 
 
@@ -53,12 +55,12 @@ def uniforms(
 ) -> Tensor:
     """Uniforms in (0, 1) in float64, `[outer, draw, row, inner]`, keyed as in `dropout`."""
     out = torch.empty(outer, len(draws), n_rows, inner, dtype=torch.float64, device=device)
-    _launch(None, out, keys, site, 0.0, draws, rows)
+    _launch(None, out, keys, site, 0.0, draws, rows, minor=1)
     return out
 
 
 def _launch(
-    x: Tensor | None, out: Tensor, keys: Keys, site: int, drop_prob: float, draws: range, rows: range | None
+    x: Tensor | None, out: Tensor, keys: Keys, site: int, drop_prob: float, draws: range, rows: range | None, minor: int
 ) -> None:
     outer, n_drawn, n_rows, inner = out.shape
     tile_columns = min(_MAX_TILE, power_of_two(inner))
@@ -70,12 +72,12 @@ def _launch(
     sweeps = stratified and own_rows and n_drawn * tile_rows >= keys.n_draws
     steps = keys.n_draws if sweeps else n_drawn
     chunk = draws_per_program(steps, tiles)
-    constants = (stratified, own_rows, sweeps, drawn, inner % 2 == 0, tile_rows, tile_columns)
+    constants = (stratified, own_rows, sweeps, drawn, inner % 2 == 0 and minor == 1, minor > 1, tile_rows, tile_columns)
     launch(
         _dropout, tiles * tile_count(steps, chunk), (inner,), (x, out),
         x, out, *words.source(keys, out.device), as_signed(site), signed_threshold(drop_prob),
         struct.unpack("q", struct.pack("d", keep_scale(drop_prob)))[0],
-        draws.start, n_drawn, steps, chunk, rows.start if rows else 0, n_rows, outer * inner, inner,
+        draws.start, n_drawn, steps, chunk, rows.start if rows else 0, n_rows, outer * inner, minor, inner,
         constants=constants,
     )  # fmt: skip
 
@@ -86,13 +88,13 @@ def draws_per_program(n_drawn: int, tiles: int) -> int:
 
 
 @triton.jit(do_not_specialize=["key", "n_draws", "n_permutations", "site", "threshold", "scale", "first_draw",
-                               "n_drawn", "steps", "chunk", "first_row", "n_rows", "n_units"])  # fmt: skip
+                               "n_drawn", "steps", "chunk", "first_row", "n_rows", "n_units", "minor"])  # fmt: skip
 def _dropout(
     x_at, out_at, lattices_at, key: tl.int64, n_draws: tl.int32, n_permutations: tl.int32, site: tl.int64,
     threshold: tl.int32, scale: tl.int64, first_draw: tl.int32, n_drawn: tl.int32, steps: tl.int32, chunk: tl.int32,
-    first_row: tl.int64, n_rows: tl.int32, n_units: tl.int32, inner,
+    first_row: tl.int64, n_rows: tl.int32, n_units: tl.int32, minor: tl.int32, inner,
     STRATIFIED: tl.constexpr, OWN_ROWS: tl.constexpr, SWEEPS: tl.constexpr, DRAWN: tl.constexpr, PAIRED: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    TRANSPOSED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     column_tiles, row_tiles, chunks = tl.cdiv(inner, COLUMNS), tl.cdiv(n_rows, ROWS), tl.cdiv(steps, chunk)
@@ -103,7 +105,7 @@ def _dropout(
     program = program // row_tiles
     first = (program % chunks) * chunk
     outside = program // chunks
-    unit = outside * inner + column
+    unit = outside * inner + ((column % minor) * (inner // minor) + column // minor if TRANSPOSED else column)
     pair = (outside * inner + column_tile * COLUMNS) // 2 + tl.arange(0, COLUMNS // 2 if PAIRED else 1)
     is_inside = (row < n_rows)[:, None] & (column < inner)[None, :]
     own_row = (first_row + row if OWN_ROWS else row * 0)[:, None]
