@@ -148,21 +148,21 @@ def test_torch_and_numpy_hash_the_same_words():
 
 @pytest.mark.parametrize("rows", [None, range(2)])
 def test_cached_masks_are_used_again_until_others_need_their_memory(monkeypatch, rows):
-    monkeypatch.setattr(masks, "_cache", masks._MaskCache())
+    monkeypatch.setattr(masks, "_kept", masks._Kept())
     monkeypatch.setattr(masks, "_CACHED_BYTES", 3 * 20 * 100 * 4)
     first = mask(Keys(0, 20), rows=rows, shape=(100,))
     assert mask(Keys(0, 20), rows=rows, shape=(100,)) is first
     for seed in range(1, 9):
         mask(Keys(seed, 20), rows=rows, shape=(100,))
-    assert masks._cache._bytes <= masks._CACHED_BYTES
+    assert masks._kept._bytes <= masks._CACHED_BYTES
     again = mask(Keys(0, 20), rows=rows, shape=(100,))
     assert again is not first and torch.equal(again, first)
 
 
-def test_a_network_that_works_in_place_leaves_the_cached_masks_as_they_are():
+def test_a_network_that_works_in_place_leaves_the_cached_masks_as_they_are(monkeypatch):
     net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.Dropout2d(0.5, inplace=True), torch.nn.ReLU(True))
     x = torch.randn(3, 3, 5, 5)
     first = db.draws(net, x, n_draws=20)
     assert torch.equal(db.draws(net, x, n_draws=20), first)
-    masks._cache = masks._MaskCache()
+    monkeypatch.setattr(masks, "_kept", masks._Kept())
     assert torch.equal(db.draws(net, x, n_draws=20), first)

@@ -18,11 +18,10 @@ of the output projection. Masks *per position* are keyed by the absolute positio
 and key).
 """
 
-import contextlib
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,8 +123,8 @@ def keep_mask(
 
     `drop_prob` is resolved to 2⁻³². `units` are numbered by absolute position; by default in row-major order.
     """
-    spec = (keys, site, draws, rows, shape, device, dtype, drop_prob)
-    return _kept(spec, dtype.itemsize, units, lambda words: _thresholded(words, drop_prob, dtype))
+    spec = (keys, site, draws, rows, shape, device, units, dtype, drop_prob)
+    return _numbers(spec, lambda words: _thresholded(words, drop_prob, dtype))
 
 
 def uniform(
@@ -133,24 +132,19 @@ def uniform(
     units: Units | None = None,
 ) -> Tensor:  # fmt: skip
     """Uniforms in (0, 1) in float64, `[draw, *shape]` or `[draw, row, *shape]`, keyed as in `keep_mask`."""
-    spec = (keys, site, draws, rows, shape, device)
-    return _kept(spec, 8, units, lambda words: (words.double() + (2**31 + 0.5)) * 2.0**-32)
+    spec = (keys, site, draws, rows, shape, device, units)
+    return _numbers(spec, lambda words: (words.double() + (2**31 + 0.5)) * 2.0**-32)
 
 
-def _kept(spec: tuple[Any, ...], itemsize: int, units: Units | None, made: Callable[[Tensor], Tensor]) -> Tensor:
-    """What is `made` of the words of a site, kept for its next use if it is small."""
-    keys, site, draws, rows, shape, device = spec[:6]
-    n_bytes = len(draws) * math.prod(shape) * itemsize * (1 if rows is None else len(rows))
-    keeps = units is None and n_bytes <= (SHARED_BYTES if rows is None else _ROW_BYTES)
-    kept = _cache.get(spec) if keeps else None
-    if kept is not None:
-        return kept
-    with _plain_tensors():  # a mask that is kept may meet gradients later
-        words = _words(keys, site, draws, rows, math.prod(shape) if units is None else units, device)
-        new = made(words).reshape(*words.shape[:-1], *shape)
-    if keeps:
-        _cache.put(spec, new)
-    return new
+def _numbers(spec: tuple[Any, ...], made: Callable[[Tensor], Tensor]) -> Tensor:
+    """What is `made` of the words of a site."""
+    keys, site, draws, rows, shape, device, units = spec[:7]
+
+    def make() -> Tensor:
+        words = _words(keys, site, draws, rows, units or math.prod(shape), device)
+        return made(words).reshape(*words.shape[:-1], *shape)
+
+    return kept(spec, rows, make)
 
 
 def _thresholded(words: Tensor, drop_prob: float, dtype: torch.dtype) -> Tensor:
@@ -171,41 +165,40 @@ def keep_scale(drop_prob: float) -> float:
     return 1 / (1 - drop_prob) if drop_prob < 1 else 1.0
 
 
-class _MaskCache:
+class _Kept:
     """The masks, and tables of lattices, used last, up to a number of bytes.
 
     The next block of rows, and the next call with the same seed, use the same masks; they are never written to.
     """
 
     def __init__(self) -> None:
-        self._masks: OrderedDict[tuple[Any, ...], Tensor] = OrderedDict()
+        self._tensors: OrderedDict[tuple[Any, ...], Tensor] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
 
-    def get(self, spec: tuple[Any, ...]) -> Tensor | None:
+    def __call__(self, spec: tuple[Any, ...], make: Callable[[], Tensor], largest: int) -> Tensor:
+        """The tensor of a specification, made if it is not here, and kept if it is not too large."""
         with self._lock:
-            if (mask := self._masks.get(spec)) is not None:
-                self._masks.move_to_end(spec)
-            return mask
-
-    def put(self, spec: tuple[Any, ...], mask: Tensor) -> None:
+            if spec in self._tensors:
+                self._tensors.move_to_end(spec)
+                return self._tensors[spec]
+        # An ordinary tensor, also within the caller's inference mode or transforms: it may meet gradients later.
+        with torch.inference_mode(False), torch._C._DisableFuncTorch():
+            new = make()
         with self._lock:
-            if spec in self._masks:
-                return
-            self._masks[spec] = mask
-            self._bytes += mask.nbytes
+            if new.nbytes <= largest and self._tensors.setdefault(spec, new) is new:
+                self._bytes += new.nbytes
             while self._bytes > _CACHED_BYTES:
-                self._bytes -= self._masks.popitem(last=False)[1].nbytes
+                self._bytes -= self._tensors.popitem(last=False)[1].nbytes
+        return new
 
 
-_cache = _MaskCache()
+_kept = _Kept()
 
 
-@contextlib.contextmanager
-def _plain_tensors() -> Iterator[None]:
-    """A context in which tensors are ordinary ones, also within the caller's inference mode or transforms."""
-    with torch.inference_mode(False), torch._C._DisableFuncTorch():
-        yield
+def kept(spec: tuple[Any, ...], rows: range | None, make: Callable[[], Tensor]) -> Tensor:
+    """The numbers of a site that `make` gives, kept for their next use if they are few."""
+    return _kept(spec, make, SHARED_BYTES if rows is None else _ROW_BYTES)
 
 
 def derived_seed(keys: Keys, draw: int, row: int) -> int:
@@ -286,16 +279,14 @@ def _places(keys: Keys, choice: Tensor, table: Tensor) -> Tensor:
 
 def permuted_lattices(n_draws: int, device: torch.device) -> Tensor:
     """Random permutations of the lattice of `n_draws` points, each stored twice so that offsets never wrap."""
-    spec = ("lattices", n_draws, device)
-    table = _cache.get(spec)
-    if table is None:
+
+    def make() -> Tensor:
         count = max(1, min(_MAX_PERMUTATIONS, _TABLE_ENTRIES // n_draws))
-        with _plain_tensors():
-            words = _hash(_PERMUTATION_KEY, 0, count * n_draws, torch.device("cpu"))
-            points = (words.reshape(count, n_draws).argsort(dim=1) * 2**32) // n_draws - 2**31
-            table = torch.cat([points, points], dim=1).to(torch.int32).to(device)
-        _cache.put(spec, table)
-    return table
+        words = _hash(_PERMUTATION_KEY, 0, count * n_draws, torch.device("cpu"))
+        points = (words.reshape(count, n_draws).argsort(dim=1) * 2**32) // n_draws - 2**31
+        return torch.cat([points, points], dim=1).to(torch.int32).to(device)
+
+    return _kept(("lattices", n_draws, device), make, _CACHED_BYTES)
 
 
 def _hash_rows(key: int | Tensor, rows: range, units: int, device: torch.device) -> Tensor:

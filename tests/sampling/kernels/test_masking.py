@@ -66,6 +66,13 @@ def test_uniforms_have_the_bits_of_torch_operations(sampler, rows):
     assert torch.equal(result, words.permute(2, 0, 1, 3))
 
 
+def test_few_uniforms_are_made_once():
+    keys, arguments = Keys(SEED + 1, N_DRAWS), {"draws": DRAWS, "n_rows": 4, "outer": 1, "device": DEVICE}
+    first = uniforms(keys, SITE, rows=ROWS, inner=1, **arguments)
+    assert uniforms(keys, SITE, rows=ROWS, inner=1, **arguments) is first
+    assert uniforms(keys, SITE, rows=None, inner=1, **arguments) is not first
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_every_floating_dtype_has_the_same_masks(dtype):
     # Twice a number is exact in every dtype; the interpreter truncates other products in bfloat16.

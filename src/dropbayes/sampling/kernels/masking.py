@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dropbayes.sampling.kernels import words
 from dropbayes.sampling.kernels.launching import launch, power_of_two, tile_count
-from dropbayes.sampling.masks import Keys, as_signed, keep_scale, signed_threshold
+from dropbayes.sampling.masks import Keys, as_signed, keep_scale, kept, signed_threshold
 
 _TILE_BYTES = 8192  # four 16-byte accesses of each of 128 threads
 _MAX_TILE = 1024  # columns; the rows of a tile share look-ups of the lattice
@@ -53,10 +53,14 @@ def uniforms(
     inner: int,
     device: torch.device,
 ) -> Tensor:
-    """Uniforms in (0, 1) in float64, `[outer, draw, row, inner]`, keyed as in `dropout`."""
-    out = torch.empty(outer, len(draws), n_rows, inner, dtype=torch.float64, device=device)
-    _launch(None, out, keys, site, 0.0, draws, rows, minor=1)
-    return out
+    """Uniforms in (0, 1) in float64, `[outer, draw, row, inner]`, keyed as in `dropout`; not to be written to."""
+
+    def make() -> Tensor:
+        out = torch.empty(outer, len(draws), n_rows, inner, dtype=torch.float64, device=device)
+        _launch(None, out, keys, site, 0.0, draws, rows, minor=1)
+        return out
+
+    return kept((keys, site, draws, rows, n_rows, outer, inner, device), rows, make)
 
 
 def _launch(
