@@ -164,12 +164,6 @@ def greedy_selection(log_density: Tensor, weight: Tensor, n_members: int, error:
     For numbers, the best is that of the mixture's log-likelihood and of the mean's under Laplace noise together,
     $-\log \sum_n w_n |e_n|$, from log-densities `[candidate, row]` and errors of the mean `[candidate, row, output]`: a
     wide candidate that covers a few rows far off, where others fail, would ruin the mean.
-
-    Example:
-        >>> densities = torch.tensor([[0.9, 0.1], [0.1, 0.9], [0.35, 0.35]]).log()
-        >>> no_means = torch.zeros(3, 2, 0)
-        >>> greedy_selection(densities, torch.ones(2), 3, no_means)  # the safe one, then the specialists it lacks
-        [2, 0, 1]
     """
     selection: list[int] = []
     mixture, total = torch.full_like(log_density[0], -torch.inf), torch.zeros_like(error[0])

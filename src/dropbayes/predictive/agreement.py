@@ -56,10 +56,6 @@ def interval_agreement(pit: Array, *, in_series: bool = False) -> Agreement:
 
     The coverages of the 50 %, 80 % and 95 % intervals are tested jointly at 5 %. Rows `in_series`, such as the months
     of a forecast, err together, and count as the fewer rows that would be independent.
-
-    Example:
-        >>> interval_agreement(torch.linspace(0.001, 0.999, 400)).kind, interval_agreement(torch.full((400,), 0.5)).kind
-        ('calibrated', 'under')
     """
     n = len(finite_tensor("pit", pit))
     if n < MIN_ROWS:
@@ -117,10 +113,6 @@ def bias(pit: Array, *, in_series: bool = False) -> str:
 
     The mean rank of the outcome in its prediction is compared with ½ at two standard errors of uniform ranks; rows
     `in_series` as in `interval_agreement`.
-
-    Example:
-        >>> bias(torch.linspace(0.4, 1, 100)), bias(torch.linspace(0, 1, 100))
-        ('low', '')
     """
     ranks = finite_tensor("pit", pit)
     off = float(ranks.double().mean()) - 0.5

@@ -19,13 +19,7 @@ def weighted_mean(values: Tensor, sample_weight: Array | None) -> Tensor:
 
 
 def weighted_quantile(values: Tensor, weight: Tensor, mass: Tensor) -> Tensor:
-    """The smallest of `[row]` values whose cumulative weight is at least `mass`; infinite if the total weight is less.
-
-    Examples:
-        >>> values, weight = torch.tensor([3.0, 1.0, 2.0]), torch.ones(3, dtype=torch.float64)
-        >>> weighted_quantile(values, weight, torch.tensor([1.5, 3.5], dtype=torch.float64))
-        tensor([2., inf])
-    """
+    """The smallest of `[row]` values whose cumulative weight is at least `mass`; infinite if the total is less."""
     ordered, order = values.sort()
     # A tolerance for the rounding of, for example, 100 * 0.9.
     rank = torch.searchsorted(weight[order].cumsum(0), mass * (1 - 1e-12))

@@ -89,25 +89,13 @@ ANY_NUMBER = "|".join(Notation(*marks, sign).pattern for marks in _MARKS for sig
 
 
 def notation_of(texts: pa.Array, *, decimal: str | None = None) -> Notation | None:
-    """The notation in which every text is a number, with the decimal mark where it is known; None if there is none.
-
-    Example:
-        >>> notation_of(pa.array(["€1,234.50", "€7"]))
-        Notation(decimal='.', thousands=',', sign='€')
-        >>> notation_of(pa.array(["12", "twelve"])) is None
-        True
-    """
+    """The notation in which every text is a number, with the decimal mark where it is known; None if there is none."""
     signs = [*_currencies(texts)[:1], *_unit(texts)]
     return _matching(texts, ("", "%"), decimal) or _matching(texts, signs, decimal)
 
 
 def mixed_currencies(texts: pa.Array, *, decimal: str | None = None) -> list[str]:
-    """The currencies of a column of amounts in more than one; empty for any other column.
-
-    Example:
-        >>> mixed_currencies(pa.array(["€5", "7 USD"])), mixed_currencies(pa.array(["€5", "7 €"]))
-        (['USD', '€'], [])
-    """
+    """The currencies of a column of amounts in more than one; empty for any other column."""
     signs = _currencies(texts)
     return signs if len(signs) > 1 and _matching(texts, ("currency",), decimal) else []
 
