@@ -26,7 +26,11 @@ MOMENTS = st.datetimes(datetime.datetime(1950, 1, 1), datetime.datetime(2060, 1,
 
 
 @pytest.mark.parametrize(
-    "form", ["iso", "%d.%m.%Y", "%d.%m.%Y %H:%M:%S", "%Y/%m/%d", "%m/%d/%Y %H:%M", "%d.%m.%y", "%m/%d/%y"]
+    "form",
+    [
+        *("iso", "%d.%m.%Y", "%d.%m.%Y %H:%M:%S", "%Y/%m/%d", "%m/%d/%Y %H:%M", "%d.%m.%y", "%m/%d/%y", "%Y.%m.%d"),
+        *("%m/%d/%Y %I:%M %p", "%d-%b-%Y", "%d-%b-%y", "%d %b %Y %H:%M", "%b %d, %Y", "%b %d %Y"),
+    ],
 )
 @given(moments=st.lists(MOMENTS, min_size=1, max_size=5))
 @settings(max_examples=20, deadline=None)
@@ -55,6 +59,15 @@ def test_a_year_of_two_digits_is_not_one_of_the_first_century():
     with pytest.raises(ValueError, match="written otherwise"):
         date_format_of(texts("31.12.20", "1.2.2019"))
     assert days_of(texts("2020-1-5"), date_format_of(texts("2020-1-5"))).tolist() == [18266.0]
+
+
+def test_months_are_read_by_their_names_in_full_and_in_any_case():
+    for written in ("1-APR-2021", "01 April 2021", "april 1, 2021"):
+        cells = texts(written)
+        assert is_date(cells) and days_of(cells, date_format_of(cells)).tolist() == [18718.0]
+    with pytest.raises(ValueError, match="30-Feb-2021"):
+        date_format_of(texts("01-Apr-2021", "30-Feb-2021"))
+    assert not is_date(texts("10 box 2021", "1 sack 12"))
 
 
 def test_zones_and_types_are_the_same_instants():

@@ -19,13 +19,16 @@ PARTS = {
 
 _YEAR = 365.2425  # days
 
+_MONTH = "(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"  # in English, as `strptime` reads them
+_DAY = (
+    "[0-9]{4}[./-][0-9]{1,2}[./-][0-9]{1,2}|[0-9]{1,2}[./-][0-9]{1,2}[./-][0-9]{2,4}"
+    f"|[0-9]{{1,2}}[ -]{_MONTH}[ -][0-9]{{2,4}}|{_MONTH} [0-9]{{1,2}},? [0-9]{{4}}"
+)
+
 
 def is_date(texts: pa.Array) -> bool:
     """Whether most of the texts look like dates."""
-    date = (
-        r"^([0-9]{4}-[0-9]{1,2}-[0-9]{1,2}([T ][0-9:.]+ ?(Z|[+-][0-9:]+)?)?"
-        r"|[0-9]{1,2}[./-][0-9]{1,2}[./-][0-9]{2,4}( [0-9:.]+)?|[0-9]{4}/[0-9]{1,2}/[0-9]{1,2}( [0-9:.]+)?)$"
-    )
+    date = f"(?i)^({_DAY})([T ][0-9:.]+ ?(Z|[+-][0-9:]+|[ap]m)?)?$"
     return bool(pc.mean(pc.match_substring_regex(texts, date)).as_py() > 0.5)
 
 
@@ -37,9 +40,10 @@ def date_format_of(texts: pa.Array) -> str:
     """
     if pa.types.is_temporal(texts.type):
         return "iso zone" if getattr(texts.type, "tz", None) else "iso"
-    days = [f"{day}{year}" for day in ("%d.%m.", "%d/%m/", "%m/%d/", "%d-%m-", "%m-%d-") for year in ("%Y", "%y")]
-    forms = [day + time for day in ("%Y/%m/%d", "%Y-%m-%d", *days) for time in ("", " %H:%M", " %H:%M:%S")]
-    forms = ["iso", "iso zone", *forms]
+    short = ("%d.%m.", "%d/%m/", "%m/%d/", "%d-%m-", "%m-%d-", "%d-%b-", "%d %b ")  # also with two digits of the year
+    days = ["%Y/%m/%d", "%Y-%m-%d", "%Y.%m.%d", "%b %d, %Y", "%b %d %Y", *(d + y for d in short for y in ("%Y", "%y"))]
+    times = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
+    forms = ["iso", "iso zone", *(day + time for day in days for time in times)]
     for form in forms:
         if _parse(texts.slice(0, 1), form).null_count == 0 == _parse(texts, form).null_count:  # most forms fail at once
             exchanged = form.replace("%d/%m", "%m/%d").replace("%d-%m", "%m-%d")
@@ -56,7 +60,8 @@ def _parse(texts: pa.Array, form: str) -> pa.Array:
     if form not in ("iso", "iso zone"):
         instants = pc.strptime(texts, format=form, unit="us", error_is_null=True)
         full = pc.greater_equal(pc.year(instants), 1000)  # arrow reads the year 20 of 31.12.20 as four digits, too
-        parts = pc.extract_regex(texts, f"^{re.sub('%.', '[0-9]+', form.replace('%d', '(?P<day>[0-9]+)'))}$")
+        pattern = re.sub("%[bp]", "[A-Za-z]+", form).replace("%d", "(?P<day>[0-9]+)")
+        parts = pc.extract_regex(texts, f"^{re.sub('%.', '[0-9]+', pattern)}$")
         # Arrow reads the 30th of February as the 1st of March.
         exists = pc.equal(pc.day(instants), pc.cast(pc.struct_field(parts, "day"), pa.int64()))
         return pc.cast(pc.if_else(pc.and_(full, exists), instants, None), pa.int64())
