@@ -37,6 +37,30 @@ def test_a_precision_may_be_a_whole_number(precision):
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"likelihood": db.Gaussian(torch.tensor(4.0, requires_grad=True))},
+        {"prior": db.Prior(length_scale=torch.tensor(1.0, requires_grad=True).exp())},
+        {"prior": db.Prior(per_layer={"0": nn.Parameter(torch.tensor(1.0))})},
+    ],
+    ids=["precision", "length-scale", "length-scale of a layer"],
+)
+def test_a_tensor_that_would_wait_for_its_gradient_in_vain_is_refused(given):
+    with pytest.raises(ValueError, match=f"`{next(iter(given))}` must hold no tensor that requires a gradient"):
+        fit(network(), *toy(), **{"likelihood": db.Gaussian(4.0)} | given, epochs=1)
+
+
+def test_a_precision_that_is_a_parameter_of_the_network_or_that_fit_learns_is_taken():
+    net = network()
+    net.tau = nn.Parameter(torch.tensor(4.0))
+    fit(net, *toy(), likelihood=db.Gaussian(net.tau), epochs=2)
+    assert net.tau != 4.0
+    start = torch.tensor(4.0, requires_grad=True)
+    history = fit(network(), *toy(), likelihood=db.Gaussian(start), objective=Objective(learn_precision=True), epochs=2)
+    assert history.precision[-1] != 4.0 and start.grad is None
+
+
 def test_a_network_that_draws_from_python_and_numpy_repeats_its_run_and_is_resumed(tmp_path):
     class Jittered(nn.Sequential):
         def forward(self, x):

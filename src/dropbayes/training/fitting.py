@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from dropbayes.layers import KeepProbs, Prior, keep_probs
 from dropbayes.likelihoods import Gaussian, Likelihood
@@ -107,6 +108,7 @@ def fit(
     check_type("checkpoint", file, (Checkpoint, type(None)), "be a path or a record Checkpoint(...)")
     if not isinstance(net, nn.Module) or not any(p.requires_grad for p in net.parameters()):
         raise TypeError(f"`net` must be an nn.Module with parameters to train; got a {type(net).__name__} without.")
+    _check_fixed(net, prior=prior, **({} if objective.learn_precision else {"likelihood": likelihood}))
     if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
         raise TypeError(f"`callbacks` must be a list of functions; got {callbacks!r}.")
     target = available_device(device)
@@ -162,6 +164,19 @@ def fit(
         if run.best is not None:
             net.load_state_dict(run.best)
     return run.history if run.history.stopped else replace(run.history, stopped="epochs")
+
+
+def _check_fixed(net: nn.Module, **records: object) -> None:
+    """Raises for a tensor that waits for a gradient in vain: the parameters of the network alone are optimised."""
+    ours = set(map(id, net.parameters()))
+    for name, record in records.items():
+        leaves = pytree.tree_leaves(getattr(record, "__dict__", {}))
+        if any(getattr(leaf, "requires_grad", False) and id(leaf) not in ours for leaf in leaves):
+            raise ValueError(
+                f"`{name}` must hold no tensor that requires a gradient and is no parameter of `net`: it would not be "
+                "trained. Make it one, take objective=Objective(learn_precision=True) for the precision of a Gaussian, "
+                "or write a loop of your own with `negative_elbo`."
+            )
 
 
 @contextlib.contextmanager
