@@ -53,6 +53,15 @@ def test_weights_reach_every_score_of_the_table(mixture):
     assert weighted == pytest.approx(core_scores(ClassOutcomes(labels[rows], p[rows])))
 
 
+def test_sets_of_classes_are_counted_with_their_weights():
+    p, labels = torch.full((3, 3), 1 / 3), torch.tensor([0, 1, 2])
+    sets = torch.tensor([[1, 0, 0], [1, 0, 1], [0, 0, 0]], dtype=torch.bool)
+    rows = ClassOutcomes(labels, p, torch.tensor([2, 1, 1]), sets=sets)
+    assert CLASS_SCORES["set_coverage"].value(rows) == 0.5
+    assert CLASS_SCORES["set_size"].value(rows) == 1.0
+    assert CLASS_SCORES["set_size"].value(ClassOutcomes(labels, p)).isnan()
+
+
 def test_every_score_has_a_name_a_meaning_and_a_direction():
     for table in (REGRESSION_SCORES, CLASS_SCORES):
         for name, score in table.items():

@@ -68,6 +68,7 @@ class ClassOutcomes:
     probabilities: Array  #: Predictive probabilities, `[row, class]`.
     sample_weight: Array | None = None  #: The weight of each row.
     mutual_information: Array | None = None  #: The mutual information of label and weights, in nats.
+    sets: Array | None = None  #: Whether a class is in the set of the last of `COVERAGE_LEVELS`, `[row, class]`.
 
     def uncertainty(self) -> Tensor:
         """The entropy of each row, in nats."""
@@ -79,6 +80,11 @@ class ClassOutcomes:
     def loss(self) -> Tensor:
         """1 for each row whose most probable class is wrong."""
         return 1 - self.correct()
+
+    def members(self) -> Tensor:
+        """1 for each class in the set of its row, `[row, class]`; NaN without sets."""
+        sets = torch.as_tensor(self.probabilities) * math.nan if self.sets is None else torch.as_tensor(self.sets)
+        return sets.double()
 
 
 Better = Literal["higher", "lower"] | None
@@ -118,12 +124,7 @@ class ScoreValue(NamedTuple):
 
 
 def score_values(rows: RegressionOutcomes | ClassOutcomes, also: Collection[str] | None = ()) -> dict[str, ScoreValue]:
-    """The scores of the rows that `evaluate` reports, by name, and those named in `also`; all if that is None.
-
-    Examples:
-        >>> score_values(ClassOutcomes(torch.tensor([1]), torch.tensor([[0.25, 0.75]])))["brier"].value
-        0.125
-    """
+    """The scores of the rows that `evaluate` reports, by name, and those named in `also`; all if that is None."""
     values, several = {}, len(rows.uncertainty()) > 1
     for name, score in (CLASS_SCORES if isinstance(rows, ClassOutcomes) else REGRESSION_SCORES).items():
         if score.core or also is None or name in also:
@@ -154,12 +155,10 @@ class _Named:
         """The score with this value of the outcomes."""
         return Score(*self.words, value, error, **self.options)
 
-    def mean(self, per_row: Value) -> Score:
-        """The score that is the mean of a value of each row."""
-        return self.by(
-            lambda rows: weighted_mean(per_row(rows), rows.sample_weight),
-            lambda rows: standard_error(per_row(rows)),
-        )
+    def mean(self, per_row: Value, error: Value | None = None) -> Score:
+        """The score that is the mean of a value of each row, with its own standard error or another."""
+        own = error or (lambda rows: standard_error(per_row(rows)))
+        return self.by(lambda rows: weighted_mean(per_row(rows), rows.sample_weight), own)
 
 
 def risk_curve(rows: RegressionOutcomes | ClassOutcomes) -> scores.RiskCoverage:
@@ -184,18 +183,17 @@ def _rmse_error(rows: RegressionOutcomes) -> Tensor:
     return standard_error(squares) / (2 * squares.mean().sqrt()).clamp_min(torch.finfo(squares.dtype).tiny)
 
 
+def _coverage_error(level: float) -> Value:
+    return lambda rows: torch.tensor(math.sqrt(level * (1 - level) / len(rows.uncertainty())), device="cpu")
+
+
 def _coverage(level: float) -> Score:
-    def value(rows: RegressionOutcomes) -> Tensor:
-        # The target is inside the central interval exactly when its transform is inside the central levels.
-        pit = finite_tensor("pit", rows.pit)
-        return weighted_mean(((2 * pit - 1).abs() <= level).to(pit.dtype), rows.sample_weight)
-
-    def error(rows: RegressionOutcomes) -> Tensor:
-        return torch.tensor(math.sqrt(level * (1 - level) / len(rows.pit)), device="cpu")
-
     interval = f"{100 * level:.0f} % interval"
     meaning = f"share of outcomes inside the central {interval}"
-    return Score(f"{interval} holds", meaning, None, value, error, level, percent=True, core=True)
+    # The target is inside the central interval exactly when its transform is inside the central levels.
+    return _Named(f"{interval} holds", meaning, None, nominal=level, percent=True, core=True).mean(
+        lambda rows: ((2 * finite_tensor("pit", rows.pit) - 1).abs() <= level).double(), _coverage_error(level)
+    )
 
 
 def _widths(rows: Any) -> Tensor:
@@ -231,8 +229,8 @@ REGRESSION_SCORES = {
     ).by(lambda rows: calibration.interval_reliability(rows.pit, sample_weight=rows.sample_weight).mean_gap),
     "mean_pit": _Named(
         "Mean PIT", "mean rank of the outcome in its prediction; above 0.5 predictions run low", None, nominal=0.5
-    ).by(
-        lambda rows: weighted_mean(finite_tensor("pit", rows.pit), rows.sample_weight),
+    ).mean(
+        lambda rows: finite_tensor("pit", rows.pit),
         lambda rows: torch.tensor(1 / math.sqrt(12 * len(rows.pit)), device="cpu"),  # of uniform transforms
     ),
     "std_factor": _Named(
@@ -274,10 +272,6 @@ def class_auroc(probabilities: Array, labels: Array, *, sample_weight: Array | N
     """The mean over the classes of the area under the ROC curve of each against the others; NaN with only one class.
 
     Classes that do not occur are left out.
-
-    Examples:
-        >>> class_auroc([[0.9, 0.1], [0.6, 0.4], [0.7, 0.3], [0.2, 0.8]], [0, 0, 1, 1])
-        tensor(0.7500)
     """
     p, truth = torch.as_tensor(probabilities), torch.as_tensor(labels)
     return torch.stack([_auroc(p[:, k], truth == k, sample_weight) for k in range(p.shape[1])]).nanmean()
@@ -321,6 +315,15 @@ CLASS_SCORES = {
     "adaptive_calibration_error": _Named(
         "Adaptive ECE", "the same over 15 bins of equally many rows", "lower", percent=True
     ).by(_of_probabilities(scores.adaptive_calibration_error)),
+    "set_coverage": _Named(
+        "95 % sets hold", "share of labels in their conformal set", None, nominal=COVERAGE_LEVELS[-1], percent=True
+    ).mean(
+        lambda rows: rows.members().gather(1, torch.as_tensor(rows.labels)[:, None])[:, 0],
+        _coverage_error(COVERAGE_LEVELS[-1]),
+    ),
+    "set_size": _Named(
+        "95 % set size", "mean number of labels in a set; smaller is better if the coverage is right", None
+    ).mean(lambda rows: rows.members().sum(1)),
     "temperature": _Named(
         "Best temperature",
         "temperature of the logits with the largest likelihood; above 1 the model was over-confident",

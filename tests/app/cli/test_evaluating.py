@@ -184,6 +184,24 @@ def test_classes_get_sets_of_labels(models, tmp_path):
     check(run("calibrate", tmp_path / "c", tmp_path / "held.csv", "--method", "isotonic"), 1, "--method isotonic maps")
 
 
+def test_evaluate_says_how_often_a_set_of_labels_holds_the_truth(models, tmp_path):
+    shutil.copytree(models / "classes", tmp_path / "c")
+    (tmp_path / "held.csv").write_text(table(80, seed=5))
+    (tmp_path / "new.csv").write_text(table(40, seed=6))
+    assert "set_coverage" not in json.loads(run("evaluate", tmp_path / "c", tmp_path / "new.csv", "--json").text)
+    run("calibrate", tmp_path / "c", tmp_path / "held.csv", "--method", "conformal")
+    found = json.loads(run("evaluate", tmp_path / "c", tmp_path / "new.csv", "--json").text)
+    rows = rows_of(run("predict", tmp_path / "c", tmp_path / "new.csv", "-o", "-").text)
+    sets = [[label for label in row["kind_labels"].split("; ") if label] for row in rows]
+    held = [row["kind"] in labels for row, labels in zip(rows, sets, strict=True)]
+    assert found["set_coverage"] == pytest.approx(np.mean(held))
+    assert found["set_size"] == pytest.approx(np.mean([len(labels) for labels in sets]))
+    assert found["standard_errors"]["set_coverage"] == pytest.approx((0.95 * 0.05 / 40) ** 0.5)
+    assert "set_coverage" not in found["constant"]
+    run("report", tmp_path / "c", tmp_path / "new.csv", "-o", tmp_path / "r.html")
+    assert "95 % sets hold" in (tmp_path / "r.html").read_text()
+
+
 def test_the_training_table_is_warned_of(model, models, tmp_path):
     assert "the rows the model was fitted to" in run("calibrate", model, models / "train.csv").err
     (tmp_path / "train.csv").write_text((models / "new.csv").read_text())

@@ -317,7 +317,8 @@ def scores_of(columns: Mapping[str, NumpyArray]) -> tuple[dict[str, ScoreValue],
     if "labels" in columns:
         labels, probabilities = columns["labels"], columns["probabilities"]
         shares = np.bincount(labels, minlength=probabilities.shape[1]) / len(labels)
-        values = score_values(ClassOutcomes(labels, probabilities), also)
+        of_sets = ("set_coverage", "set_size") if "sets" in columns else ()
+        values = score_values(ClassOutcomes(labels, probabilities, sets=columns.get("sets")), (*also, *of_sets))
         constant = score_values(ClassOutcomes(labels, np.tile(shares, (len(labels), 1))), also)
     else:
         also, y = ("interval_width", "interval_score", "crps"), torch.from_numpy(columns["y"])

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from dropbayes.estimators.ensembles import Ensemble
 from dropbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood, output_tensor
 from dropbayes.predictive import Mixture, RegressionOutcomes, draw_mean, outputs_by
+from dropbayes.predictive.scoring import COVERAGE_LEVELS
 from dropbayes.runtime.progress import ProgressBar
 from dropbayes.runtime.validation import NumpyArray
 from dropbayes.scores import information
@@ -135,6 +136,9 @@ def outcome_columns(
                 bar.advance(len(numbers))
             first += len(x)
     joined = {name: torch.cat([block[name] for block in blocks]).numpy() for name in blocks[0]}
+    recalibration = getattr(ensemble, "recalibration", None)
+    if "labels" in joined and recalibration is not None and recalibration.method == "conformal":
+        joined["sets"] = recalibration.label_sets(joined["probabilities"], COVERAGE_LEVELS[-1]).numpy()
     return drawn.n_draws if "y" in joined else len(drawn), joined | ({"crps": crps.numpy()} if "y" in joined else {})
 
 

@@ -86,6 +86,7 @@ class Classification:
     total: Numbers  # entropy of the probabilities
     epistemic: Numbers  # mutual information
     aleatoric: Numbers  # expected entropy
+    sets: Labels | None = None  # those of a conformal calibration, `[row, class]`
     classes: Sequence[str] = field(default=(), kw_only=True)  # their names
 
     has_classes: ClassVar[Literal[True]] = True
@@ -109,7 +110,8 @@ class Classification:
         mistakes = self.confusion - np.diag(self.confusion.diagonal())
         i, j = map(int, np.unravel_index(mistakes.argmax(), mistakes.shape))
         self.commonest_mistake = i, j, int(mistakes[i, j])
-        self.outcomes = rows = ClassOutcomes(self.labels, self.probabilities, mutual_information=self.epistemic)
+        known = {"mutual_information": self.epistemic, "sets": self.sets}
+        self.outcomes = rows = ClassOutcomes(self.labels, self.probabilities, **known)
         self.reliability, self.risk = reliability_curve(rows), risk_curve(rows)
         self.agreement = class_agreement(self.probabilities, self.labels)
         expected = calibration.calibration_test(self.probabilities, self.labels, n_resamples=200).expected
