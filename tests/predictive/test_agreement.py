@@ -99,6 +99,11 @@ def series(rng, n, correlation):
     return noise
 
 
+def test_alternating_rows_are_independent_and_rows_in_a_line_are_not():
+    assert round(independent_rows(torch.tensor([0.1, 0.9] * 50))) == 100
+    assert round(independent_rows(torch.linspace(0, 1, 100))) == 2
+
+
 def test_rows_that_err_together_are_judged_as_fewer():
     rng = np.random.default_rng(0)
     residuals = [series(rng, 1000, 0.9) for _ in range(100)]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dropbayes.scores.averages import draw_mean, standard_error, weighted_mean, weighted_quantile
+from dropbayes.scores.averages import cumulative_weights, draw_mean, standard_error, weighted_mean, weighted_quantile
 from tests.scores.samples import normal
 
 
@@ -22,6 +22,12 @@ def test_a_weighted_quantile_is_that_of_repeated_rows_in_any_unit_of_weight():
         mass = scale * torch.arange(1, len(ordered) + 1).double()
         assert torch.equal(weighted_quantile(values, scale * weight, mass), ordered)
     assert weighted_quantile(values, weight, weight.sum() + 1) == torch.inf
+
+
+def test_weights_below_a_value_and_up_to_it_differ_by_the_ties():
+    values, weight = torch.tensor([3.0, 1.0, 2.0, 2.0]), torch.tensor([1.0, 2.0, 3.0, 4.0])
+    below, up_to, total = cumulative_weights(values, weight, torch.tensor([2.0, 0.0, 9.0]))
+    assert below.tolist() == [2, 0, 10] and up_to.tolist() == [9, 0, 10] and total == 10
 
 
 def test_the_standard_error_is_the_deviation_of_means_of_such_rows():

@@ -40,10 +40,6 @@ def independent_rows(pit: Array) -> float:
     r"""How many independent rows tell as much as these, each of which is like the one before.
 
     $n (1 - \rho) / (1 + \rho)$ with the correlation ρ of neighbours, if it is positive.
-
-    Example:
-        >>> round(independent_rows(torch.tensor([0.1, 0.9] * 50))), round(independent_rows(torch.linspace(0, 1, 100)))
-        (100, 2)
     """
     centred = finite_tensor("pit", pit).double()
     centred = centred - centred.mean()

@@ -27,13 +27,7 @@ def weighted_quantile(values: Tensor, weight: Tensor, mass: Tensor) -> Tensor:
 
 
 def cumulative_weights(values: Tensor, weight: Tensor, at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The weight of the `[row]` values below each point, of those up to it (ties included), and of all.
-
-    Examples:
-        >>> below, up_to, total = cumulative_weights(torch.tensor([3.0, 1.0, 2.0]), torch.ones(3), torch.tensor([2.0]))
-        >>> below, up_to, total
-        (tensor([1.]), tensor([2.]), tensor(3.))
-    """
+    """The weight of the `[row]` values below each point, of those up to it (ties included), and of all."""
     ordered, order = values.sort()
     mass = torch.cat([weight.new_zeros(1), weight[order].cumsum(0)])
     below, up_to = (mass[torch.searchsorted(ordered, at.contiguous(), right=right)] for right in (False, True))

@@ -2,11 +2,12 @@
 
 import json
 import re
+import statistics
 import warnings
 
 import pytest
 
-from dropbayes.app.cli.explaining import facts
+from dropbayes.app.cli.explaining import facts, reason_lines
 from dropbayes.app.models.model import load
 from dropbayes.app.models.predictor import Predictor
 from dropbayes.layers import model_precision
@@ -61,6 +62,30 @@ def test_the_reasons_of_a_row_sum_to_its_prediction_and_its_uncertainty(models, 
             assert sum(parts) + one["typical"][what] == pytest.approx(value, rel=1e-5)
         assert list(one["columns"]) == ["size", "city", "new"]  # a category is one column
         assert one["columns"]["city"]["value"] == row["city"] and one["place"] == f"new.csv, line {one['row'] + 2}"
+
+
+def test_without_a_background_rows_are_compared_with_one_that_could_be_in_the_table(models, tmp_path):
+    """The mean of one-hot categories is between all of them: far from every row, and so unlike any prediction."""
+    known = rows_of((models / "train.csv").read_text())
+    middle = {
+        "size": statistics.median(float(row["size"]) for row in known if row["size"]),
+        **{name: statistics.mode(row[name] for row in known) for name in ("city", "new")},
+    }
+    (tmp_path / "middle.csv").write_text(",".join(middle) + "\n" + ",".join(map(str, middle.values())) + "\n")
+    (row,) = rows_of(run("predict", models / "numbers", tmp_path / "middle.csv", "-o", "-").text)
+    found = json.loads(run("explain", models / "numbers", models / "new.csv", "--rows", 2, "--json").text)["rows"]
+    for one in found:
+        assert one["typical"]["prediction"] == pytest.approx(float(row["price_mean"]))
+        assert one["typical"]["uncertainty"] == pytest.approx(float(row["price_epistemic_std"]) ** 2)
+
+
+def test_a_bar_is_no_longer_than_twenty_characters_whatever_the_share(models):
+    uncertainties = {"size": 30.0, "city": -29.5}
+    parts = {name: {"prediction": 1.0, "uncertainty": u, "value": "7"} for name, u in uncertainties.items()}
+    typical = {"prediction": 0.0, "uncertainty": 0.5}
+    found = {"place": "a row", "prediction": 2.0, "uncertainty": 1.0, "typical": typical, "columns": parts}
+    shown, _ = reason_lines(load(models / "numbers"), [found])
+    assert [len(bar) for bar in shown.columns[-1].cells] == [20, 0, 0]
 
 
 def test_the_background_is_what_a_row_is_compared_with(models, tmp_path):

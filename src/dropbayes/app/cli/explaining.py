@@ -330,10 +330,24 @@ def scores_of(columns: Mapping[str, NumpyArray]) -> tuple[dict[str, ScoreValue],
     return values, {name: one.value for name, one in constant.items()}
 
 
+def _typical_row(model: Model) -> NumpyArray:
+    """The medians and the most frequent categories of the training rows: their mean lies between all of them."""
+    shares, row = iter(model.ensemble.population_.x_mean[0].tolist()), list[float]()
+    for column in model.schema.columns:
+        own = list(itertools.islice(shares, len(column.inputs)))
+        if column.kind == "category":  # which may be the missing one
+            row += np.eye(len(own))[np.argmax(own)].tolist()
+        else:
+            fill = np.array([column.fill])
+            row += [*(date_inputs(fill, column.parts)[0] if column.kind == "date" else fill)]
+            row += [float(own[-1] > 0.5)] * column.flagged
+    return np.array([row])
+
+
 def reasons(model: Model, x: NumpyArray, background: NumpyArray | None, *, n_rows: int) -> list[dict[str, Any]]:
     """Why a model predicts what it does and why it is unsure, for the rows it is least sure of.
 
-    Both are Shapley values of the columns against the background, by default the mean of the training rows.
+    Both are Shapley values of the columns against the background, by default one typical row.
     """
     predictor, columns = Predictor(model), model.schema.columns
     answers = ("mean", "epistemic") if predictor.classes is None else ("probabilities", "mutual_information")
@@ -346,9 +360,8 @@ def reasons(model: Model, x: NumpyArray, background: NumpyArray | None, *, n_row
 
     every = values(torch.from_numpy(x))
     rows = every[:, -1].argsort(descending=True, stable=True)[:n_rows]
-    mean = model.ensemble.population_.x_mean[:1, : x.shape[1]].double().cpu()
     owners = torch.tensor([number for number, column in enumerate(columns) for _ in column.inputs])
-    typical = mean if background is None else torch.from_numpy(background)
+    typical = torch.from_numpy(_typical_row(model) if background is None else background)
     found = []
     with warnings.catch_warnings(action="ignore"):  # rows that are put together may be far from those of training
         attributed = shapley(values, torch.from_numpy(x)[rows], typical, columns=owners)
@@ -371,11 +384,12 @@ def reason_lines(model: Model, found: list[dict[str, Any]]) -> Iterator[Renderab
             doubt = f"mutual information {plain_number(one['uncertainty'])}"
             answer = f"{one['predicted']} with probability {plain_number(one['prediction'])}, {doubt}"
         parts = sorted(one["columns"].items(), key=lambda named: -named[1]["uncertainty"])
+        parts.append(("(typical rows)", {**one["typical"], "value": ""}))
+        longest = max(one["uncertainty"], *(part["uncertainty"] for _, part in parts)) or 1.0
         lines = []
-        for name, part in [*parts, ("(typical rows)", {**one["typical"], "value": ""})]:
-            share = part["uncertainty"] / (one["uncertainty"] or 1.0)
-            adds = f"{part['prediction']:+.4g}"
-            lines.append([name, part["value"], adds, f"{round(100 * share)} %", "█" * round(20 * share)])
+        for name, part in parts:
+            share, bar = part["uncertainty"] / (one["uncertainty"] or 1.0), round(20 * part["uncertainty"] / longest)
+            lines.append([name, part["value"], f"{part['prediction']:+.4g}", f"{round(100 * share)} %", "█" * bar])
         heads = ["column", "value", "adds to the prediction", "share of the uncertainty", ""]
         yield table(f"{one['place']}: {model.schema.target} {answer}", heads, lines, numbers=(2, 3))
         yield ""

@@ -309,7 +309,7 @@ def explain(
     data: Annotated[str | None, typer.Argument(metavar="[DATA]", help="A CSV or Parquet file of rows.")] = None,
     rows: Annotated[int | None, options.count(help="Rows to explain, the least sure ones; 5 by default.")] = None,
     background: Annotated[
-        str | None, options.file(help="Rows to compare with, such as those of training; by default their mean alone.")
+        str | None, options.file(help="Rows to compare with, such as those of training; by default a typical one.")
     ] = None,
     allow_new: options.AllowNew = False,
     delimiter: options.Delimiter = None,
