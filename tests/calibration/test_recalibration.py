@@ -145,6 +145,12 @@ def test_a_temperature_of_impossible_input_is_refused(logits, labels):
         calibration.temperature(logits, labels)
 
 
+def test_a_temperature_of_logits_that_say_nothing_is_one():
+    labels = torch.tensor([0, 1, 2, 0])
+    assert calibration.temperature(torch.zeros(1, 4, 3), labels) == 1.0
+    assert calibration.temperature(torch.full((5, 4, 3), 7.0), labels) == 1.0
+
+
 def test_a_temperature_is_not_fitted_to_probabilities_in_the_place_of_logits():
     p, labels = sample(2000)
     with pytest.raises(ValueError, match="must be logits; got what sums to 1, as probabilities do"):

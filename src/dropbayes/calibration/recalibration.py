@@ -114,12 +114,13 @@ def temperature(logit_draws: Array, labels: Array, *, sample_weight: Array | Non
         log_probabilities = (double / math.exp(log_temperature)).log_softmax(-1).gather(2, index)
         return -float((log_probabilities.logsumexp(0).squeeze(-1) * weight).sum() / weight.sum())
 
-    # The likelihood of a mixture may have several maxima: a grid finds the highest, a bounded search refines it.
+    # The likelihood of a mixture may have several maxima: a grid finds the highest, a bounded search refines it. Of
+    # equal likelihoods, as those of logits that are all the same, the temperature nearest to 1 is taken.
     end, n = math.log(20), 15
-    start = min((step * end / n for step in range(-n, n + 1)), key=negative_log_likelihood)
+    start = min(sorted((step * end / n for step in range(-n, n + 1)), key=abs), key=negative_log_likelihood)
     bounds = max(start - end / n, -end), min(start + end / n, end)
     best = minimize_scalar(negative_log_likelihood, bounds=bounds, method="bounded", options={"xatol": 1e-9})
-    return logits.new_tensor(math.exp(best.x))
+    return logits.new_tensor(math.exp(min(start, best.x, key=negative_log_likelihood)))
 
 
 # --- maps of class probabilities -------------------------------------------------------------------------------------
