@@ -230,6 +230,13 @@ def test_many_columns_that_are_read_alike_have_one_line(tmp_path):
     assert re.search(r"city +category +2 ", text) and "g17" not in text
 
 
+@pytest.mark.parametrize(("n_rows", "noted"), [(8, False), (40, True)])
+def test_few_whole_values_of_a_target_are_noted_where_they_repeat(tmp_path, n_rows, noted):
+    (tmp_path / "t.csv").write_text("x,y\n" + "".join(f"{i},{2 * (i % 8)}\n" for i in range(n_rows)))
+    err = run("fit", tmp_path / "t.csv", "--target", "y", "--out", tmp_path / "m", *TINY).err
+    assert ("'y' has only 8 whole values; if they are classes use --task classification" in err) == noted
+
+
 def test_a_target_of_zero_and_one_is_said_to_be_classes(tmp_path):
     (tmp_path / "t.csv").write_text("x,y\n" + "".join(f"{i},{i % 2}\n" for i in range(40)))
     arguments = ("fit", tmp_path / "t.csv", "--target", "y", "--out", tmp_path / "m", *TINY)

@@ -96,7 +96,7 @@ def note_target(rows: TrainingRows, task: str | None) -> None:
             note(f"{name!r} holds 0 and 1, which are classes; to predict a number use --task regression.")
         if rare := [str(label) for label, n in zip(distinct, counts, strict=True) if n < 5]:
             note(f"fewer than 5 rows of {_abbreviated_list(rare)}: their probabilities cannot be learned well.")
-    elif len(distinct) <= 10 and np.all(distinct == np.round(distinct)):
+    elif len(distinct) <= min(10, len(rows.y) / 2) and np.all(distinct == np.round(distinct)):
         note(f"{name!r} has only {len(distinct)} whole values; if they are classes use --task classification.")
 
 
