@@ -67,7 +67,7 @@ def test_months_are_read_by_their_names_in_full_and_in_any_case():
         assert is_date(cells) and days_of(cells, date_format_of(cells)).tolist() == [18718.0]
     with pytest.raises(ValueError, match="30-Feb-2021"):
         date_format_of(texts("01-Apr-2021", "30-Feb-2021"))
-    assert not is_date(texts("10 box 2021", "1 sack 12"))
+    assert not is_date(texts("10 box 2021", "1 sack 12")) and not is_date(texts("2021.4.1", "2021.12.0"))
 
 
 def test_zones_and_types_are_the_same_instants():

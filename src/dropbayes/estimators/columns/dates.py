@@ -18,10 +18,10 @@ PARTS = {
 """The parts of a date with the names of their inputs: the year with its fraction, and places on a circle."""
 
 _YEAR = 365.2425  # days
-
 _MONTH = "(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"  # in English, as `strptime` reads them
 _DAY = (
-    "[0-9]{4}[./-][0-9]{1,2}[./-][0-9]{1,2}|[0-9]{1,2}[./-][0-9]{1,2}[./-][0-9]{2,4}"
+    "[0-9]{4}[/-][0-9]{1,2}[/-][0-9]{1,2}|[0-9]{4}[.][0-9]{2}[.][0-9]{2}"  # 2021.4.1 may be a version
+    "|[0-9]{1,2}[./-][0-9]{1,2}[./-][0-9]{2,4}"
     f"|[0-9]{{1,2}}[ -]{_MONTH}[ -][0-9]{{2,4}}|{_MONTH} [0-9]{{1,2}},? [0-9]{{4}}"
 )
 
