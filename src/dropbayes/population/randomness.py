@@ -59,6 +59,10 @@ def member_order(seed: int, n_rows: int) -> Tensor:
 
 
 @lru_cache(maxsize=8)  # an order of a million rows is 8 MB
+def _epoch_order(n_rows: int, epoch: int) -> Tensor:
+    return torch.randperm(n_rows, generator=generator(Stream.EPOCH_ORDER, n_rows, epoch))
+
+
 def steps_per_epoch(n_rows: int, batch_size: int) -> int:
     """The number of batches per epoch; the last may be smaller."""
     return -(-n_rows // batch_size)
@@ -76,9 +80,8 @@ def batches(chunk: int, batch_size: int, sizes: Sequence[int], padding: int) -> 
         (first_epoch, skipped), last_epoch = divmod(first, per_epoch), (first + STEPS_PER_CHUNK - 1) // per_epoch
         # An epoch is its row order, padded to whole batches; a chunk is a window on the epochs that it overlaps.
         fill = torch.full((per_epoch * batch_size - n_rows,), padding)
-        sources = [generator(Stream.EPOCH_ORDER, n_rows, epoch) for epoch in range(first_epoch, last_epoch + 1)]
-        orders = [order for source in sources for order in (torch.randperm(n_rows, generator=source), fill)]
-        window = torch.cat(orders).view(-1, batch_size)
+        orders = [(_epoch_order(n_rows, epoch), fill) for epoch in range(first_epoch, last_epoch + 1)]
+        window = torch.cat([order for pair in orders for order in pair]).view(-1, batch_size)
         positions.append(window[skipped : skipped + STEPS_PER_CHUNK])
         is_last = (first + torch.arange(STEPS_PER_CHUNK)) % per_epoch == per_epoch - 1
         counts.append(torch.where(is_last, n_rows - (per_epoch - 1) * batch_size, batch_size).float())
