@@ -311,9 +311,7 @@ def graphs(drop_prob):
         parts = [db.predict(alone, (batch,), n_draws=N_DRAWS, sampling=WHOLE) for batch in batches]
         return [torch.cat([part.mean for part in parts]), torch.cat([part.epistemic for part in parts])]
 
-    return Visit(
-        net, lambda: moments(db.predict(net, batches, n_draws=N_DRAWS, sampling=WHOLE)), bare, own=lambda: list(batches)
-    )
+    return Visit(net, lambda: moments(db.predict(net, batches, n_draws=N_DRAWS, sampling=WHOLE)), bare)
 
 
 def molecules(drop_prob):
@@ -335,9 +333,7 @@ def molecules(drop_prob):
         made = [db.predict(alone, (batch.bmg,), n_draws=N_DRAWS, sampling=WHOLE) for batch in batches]
         return [torch.cat([part.mean for part in made]), torch.cat([part.epistemic for part in made])]
 
-    return Visit(
-        net, lambda: moments(db.predict(net, batches, n_draws=N_DRAWS, sampling=WHOLE)), bare, own=lambda: list(batches)
-    )
+    return Visit(net, lambda: moments(db.predict(net, batches, n_draws=N_DRAWS, sampling=WHOLE)), bare)
 
 
 def volumes(drop_prob):
