@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 import dropbayes as db
 from dropbayes.sampling import Keys, make_plan
 from dropbayes.sampling.inputs import as_inputs, split
+from dropbayes.sampling.masks import uniform
 from tests.sampling.zoo import ZOO, build
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -124,6 +125,16 @@ def test_a_run_does_not_wait_for_the_device(name):
             pass
     finally:
         torch.cuda.set_sync_debug_mode(0)
+
+
+def test_a_mask_that_is_kept_is_used_again_in_the_stream_that_made_it_alone():
+    spec = {"draws": range(5), "rows": None, "shape": (3,), "device": torch.device("cuda")}
+    first = uniform(Keys(0, 5), 0, **spec)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        other = uniform(Keys(0, 5), 0, **spec)
+        assert other is not first and other is uniform(Keys(0, 5), 0, **spec)
+    torch.cuda.synchronize()
+    assert uniform(Keys(0, 5), 0, **spec) is first and torch.equal(first, other)
 
 
 class AtBoxes(torch.nn.Module):

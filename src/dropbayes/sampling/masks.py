@@ -123,7 +123,7 @@ def keep_mask(
 
     `drop_prob` is resolved to 2⁻³². `units` are numbered by absolute position; by default in row-major order.
     """
-    spec = (keys, site, draws, rows, shape, device, units, dtype, drop_prob)
+    spec = (device, keys, site, draws, rows, shape, units, dtype, drop_prob)
     return _numbers(spec, lambda words: _thresholded(words, drop_prob, dtype))
 
 
@@ -132,13 +132,13 @@ def uniform(
     units: Units | None = None,
 ) -> Tensor:  # fmt: skip
     """Uniforms in (0, 1) in float64, `[draw, *shape]` or `[draw, row, *shape]`, keyed as in `keep_mask`."""
-    spec = (keys, site, draws, rows, shape, device, units)
+    spec = (device, keys, site, draws, rows, shape, units)
     return _numbers(spec, lambda words: (words.double() + (2**31 + 0.5)) * 2.0**-32)
 
 
 def _numbers(spec: tuple[Any, ...], made: Callable[[Tensor], Tensor]) -> Tensor:
     """What is `made` of the words of a site."""
-    keys, site, draws, rows, shape, device, units = spec[:7]
+    device, keys, site, draws, rows, shape, units = spec[:7]
 
     def make() -> Tensor:
         words = _words(keys, site, draws, rows, units or math.prod(shape), device)
@@ -177,7 +177,9 @@ class _Kept:
         self._lock = threading.Lock()
 
     def __call__(self, spec: tuple[Any, ...], make: Callable[[], Tensor], largest: int) -> Tensor:
-        """The tensor of a specification, made if it is not here, and kept if it is not too large."""
+        """The tensor of a specification, its device first: made if it is not here, and kept if it is not too large."""
+        if spec[0].type == "cuda":  # another stream would not wait until it is made, nor be waited for at its end
+            spec = (*spec, torch.cuda.current_stream(spec[0]).cuda_stream)
         with self._lock:
             if spec in self._tensors:
                 self._tensors.move_to_end(spec)
@@ -286,7 +288,7 @@ def permuted_lattices(n_draws: int, device: torch.device) -> Tensor:
         points = (words.reshape(count, n_draws).argsort(dim=1) * 2**32) // n_draws - 2**31
         return torch.cat([points, points], dim=1).to(torch.int32).to(device)
 
-    return _kept(("lattices", n_draws, device), make, _CACHED_BYTES)
+    return _kept((device, n_draws), make, _CACHED_BYTES)
 
 
 def _hash_rows(key: int | Tensor, rows: range, units: int, device: torch.device) -> Tensor:

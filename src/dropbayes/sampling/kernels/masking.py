@@ -60,7 +60,7 @@ def uniforms(
         _launch(None, out, keys, site, 0.0, draws, rows, minor=1)
         return out
 
-    return kept((keys, site, draws, rows, n_rows, outer, inner, device), rows, make)
+    return kept((device, keys, site, draws, rows, n_rows, outer, inner), rows, make)
 
 
 def _launch(
