@@ -127,6 +127,25 @@ def test_a_run_does_not_wait_for_the_device(name):
         torch.cuda.set_sync_debug_mode(0)
 
 
+class OfNothing(torch.nn.Module):
+    """Dropout and noise of tensors without entries, as of a table in which no column is of some kind."""
+
+    def __init__(self):
+        super().__init__()
+        self.drop, self.last = torch.nn.Dropout(0.3), torch.nn.Linear(4, 2)
+
+    def forward(self, x):
+        nothing = self.drop(x[:, :0]) * torch.rand(len(x), 0, device=x.device)
+        return self.last(self.drop(x)) + nothing.sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize("masks", ["shared", "row"])
+def test_tensors_without_entries_need_no_kernel(masks):
+    net, x = OfNothing().eval(), torch.randn(3, 4)
+    expected = db.draws(net, x, n_draws=5, masks=masks)
+    torch.testing.assert_close(db.draws(net.cuda(), x.cuda(), n_draws=5, masks=masks).cpu(), expected)
+
+
 def test_a_mask_that_is_kept_is_used_again_in_the_stream_that_made_it_alone():
     spec = {"draws": range(5), "rows": None, "shape": (3,), "device": torch.device("cuda")}
     first = uniform(Keys(0, 5), 0, **spec)

@@ -190,7 +190,7 @@ class KeyedSource(SiteSource):
         layout, inner_shape = self._layout(site, shape)
         kernels = kernels_on(device)
         plain = self.spec.positions is None and not self.spec.trial and not self.rows_mapped
-        if kernels is not None and layout is not None and layout.inner and plain:
+        if kernels is not None and layout is not None and layout.inner and plain and math.prod(shape):
             result: Tensor = kernels.uniforms(
                 self.spec.keys, self._number(site), draws=self.draws, rows=self._mask_rows(site), n_rows=len(self.rows),
                 device=device, **_extents(shape, layout),
@@ -470,7 +470,7 @@ class KeyedSource(SiteSource):
         if not plain or (layout is not None and not layout.inner):
             return None
         kernels = self._kernels(x) if layout is not None or self.rows_mapped else None
-        if kernels is None or x.dtype not in _KERNEL_DTYPES:
+        if kernels is None or x.dtype not in _KERNEL_DTYPES or not x.numel():
             return None
         if shape != tuple(x.shape):  # whole channels: their few factors first, then a product that broadcasts
             ones = torch.ones((), dtype=x.dtype, device=x.device).expand(shape)
