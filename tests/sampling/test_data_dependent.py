@@ -481,6 +481,38 @@ def test_a_row_that_finds_no_room_is_noticed_without_dropout_in_the_experts(capa
         assert_same_alone(net, x, rows=(0, 11))
 
 
+def counted(chosen, room):
+    """The rank of a row in its expert, by a running count of one-hot choices; of an expert, `room` rows are taken."""
+    counts = torch.nn.functional.one_hot(chosen, 2).cumsum(0)
+    return counts.gather(1, chosen[:, None])[:, 0] <= room
+
+
+def sorted_in(chosen, room):
+    order = chosen.argsort(stable=True)
+    rank = torch.empty_like(order).scatter_(0, order, torch.arange(len(chosen)))
+    return rank - (chosen < chosen[:, None]).sum(1) < room
+
+
+def best_of_all(chosen, room):
+    best = chosen.float().topk(min(room, len(chosen))).indices
+    return torch.zeros(len(chosen)).index_fill(0, best, 1.0) > 0
+
+
+@pytest.mark.parametrize("taken", [counted, sorted_in, best_of_all])
+@pytest.mark.parametrize("room", [4, 99])
+def test_a_row_for_which_there_is_no_room_in_a_product_with_all_experts_is_noticed(taken, room):
+    def forward(self, x):
+        weight = taken((x[:, 0] > 0).long(), room)[:, None]
+        return x[:, :2] + weight * self.o(torch.tanh(self.d(torch.relu(self.a(x)))))
+
+    net, x = made(lambda: (network(forward, **layers(outputs=2)), torch.randn(16, 6)))
+    if room < len(x):
+        with pytest.raises(ValueError, match="its rows depend on each other"):
+            db.predict(net, x, n_draws=10)
+    else:  # room for the rows, not for those of all draws at once
+        assert_same_alone(net, x, rows=(0, 15))
+
+
 @pytest.mark.parametrize("n", [9, 30])
 def test_a_branch_of_all_rows_beside_rows_that_are_sent_is_noticed_or_each_row_is_as_alone(n):
     def leaves_early(self, x):

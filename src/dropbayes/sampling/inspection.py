@@ -235,11 +235,13 @@ def _inspect_rows(prober: Prober, positions: bool, rows: Inputs, plain: Probe) -
             singles = {row: _probe_alone(prober, rows, row, None) for row in (0, 1)}
             _check_rows(prober, rows, None, outputs, plain, singles)
         _check_rows(prober, rows, flags, outputs, chosen, {0: alone, 1: other})
-        if chosen.watch.asks and prober.inputs.n_rows > rows.n_rows:  # of more rows, other experts have some
+        ranks = chosen.watch.asks or chosen.watch.ranked != alone.watch.ranked
+        if ranks and prober.inputs.n_rows > rows.n_rows:  # of more rows, others go elsewhere or find no room
             many = prober.inputs.block(0, min(_MANY_ROWS, prober.inputs.n_rows))
             with contextlib.suppress(ProbeFailed):  # it may take no more
                 probes.append(prober(many.leaves, flags))
-                _check_rows(prober, many, flags, outputs, probes[-1], {0: _probe_alone(prober, many, 0, flags)})
+                last = {row: _probe_alone(prober, many, row, flags) for row in range(many.n_rows)[-2:]}
+                _check_rows(prober, many, flags, outputs, probes[-1], last)
     else:
         sites, together = tuple(chosen.recorder.sites), rows.is_one_row
         outputs = tuple(None if rows.is_one_row or t.shape[:1] != (1,) else RowLayout(0, 1) for t in chosen.tensors)
@@ -280,7 +282,7 @@ def _sites_of_rows(probes: list[Probe], n_rows: int) -> tuple[tuple[Site, ...], 
         if any(probe.watch.has_dynamic_shapes for probe in probes):
             some = RowLayout(0, 0)  # rows are sent to different places: a site without an axis for all may hold some
             sites = tuple(replace(s, layout=some) if s.layout is None and len(s.shape) > 1 else s for s in sites)
-        return sites, together
+        return sites, together and batch.watch.ranked == alone.watch.ranked  # that of a row may be another among many
     return tuple(alone.recorder.sites), False  # a site for each row, or a branch on the values of the rows
 
 
@@ -491,9 +493,7 @@ def _are_rows_of(
         return False
     for tensor, whole, layout in zip(some, batch.tensors, outputs, strict=True):
         for place, row in enumerate(index):
-            actual, expected = row_of(tensor, layout, place, len(index)), row_of(whole, layout, row, n)
-            if actual is None or expected is None:
-                return False
-            if not equal_but_for_rounding(actual, expected, whole, offsets=offsets):
+            given, wanted = row_of(tensor, layout, place, len(index)), row_of(whole, layout, row, n)
+            if given is None or wanted is None or not equal_but_for_rounding(given, wanted, whole, offsets=offsets):
                 return False
     return True

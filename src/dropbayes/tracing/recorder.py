@@ -277,9 +277,8 @@ def _argument(args: Arguments, kwargs: NamedArguments, position: int, name: str)
 
 
 def _has_weights(func: Callable[..., Any], leaves: list[Tensor]) -> bool:
-    if func is F.linear or func in CONVOLUTIONS or func in LOOKUPS:
-        return True
-    return func in PRODUCTS and any(isinstance(leaf, nn.Parameter) for leaf in leaves)
+    has_one = func is F.linear or func in CONVOLUTIONS or func in LOOKUPS
+    return has_one or (func in PRODUCTS and any(isinstance(leaf, nn.Parameter) for leaf in leaves))
 
 
 def _operations(func: Callable[..., Any], args: Arguments, kwargs: NamedArguments, out: Tensor) -> float:

@@ -53,6 +53,7 @@ class Watch(TorchDispatchMode):
         self.has_dynamic_shapes = False  # a shape depends on values of the rows or of a site
         self.selects_parts = False  # and entries are then taken from an axis of several: of a row, some of its parts
         self.reorders = False  # entries are taken or put by indices that depend on values: rows may be sorted
+        self.ranked: list[int] = []  # the lengths of axes in whose order values are added up, or sorted
         self.peak_bytes = self.peak_suffix_bytes = self._total = self._suffix_total = 0
         self._rows = _memory(rows)
         self._inputs = {*self._rows, *map(storage, whole)} - {0}
@@ -160,6 +161,8 @@ class Watch(TorchDispatchMode):
             by_value = bool(indices) and all(_marks({index}, known) for index in indices)
             by_value &= not _marks(indices, self._sized)
             self.reorders |= by_value and _marks(given - indices, known)
+        if rowed and name in ("cumprod", "cumsum", "sort", "topk") and args[0].dim():
+            self.ranked.append(args[0].shape[_named(func, args, kwargs)["dim"]])
         if func._schema.is_mutable:
             written = _written(func, args, kwargs)
             for key in written & self._shared.keys():
@@ -266,9 +269,8 @@ def _written(func: OpOverload, args: Arguments, kwargs: NamedArguments) -> set[i
 
 def _selects(func: OpOverload, args: Arguments) -> bool:
     """Whether the shape of the result depends on values: not if elements are taken by their number."""
-    if func.overloadpacket.__name__ != "index":
-        return True
-    return any(isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+    by_index = func.overloadpacket.__name__ == "index"
+    return not by_index or any(isinstance(one, Tensor) and one.dtype in (torch.bool, torch.uint8) for one in args[1])
 
 
 def _takes_parts(func: OpOverload, args: Arguments) -> bool:
@@ -304,6 +306,5 @@ def check_indices(name: str, args: Arguments) -> None:
 def _draws(func: OpOverload, args: Arguments, kwargs: NamedArguments) -> bool:
     """Whether an operation that may be random is random with these arguments."""
     named = _named(func, args, kwargs)
-    is_off = any(named.get(name) is False for name in ("train", "training"))
-    chances = [named.get(name) for name in ("dropout_p", "dropout", "p")]
-    return not (is_off or any(isinstance(chance, (int, float)) and chance == 0 for chance in chances))
+    switches = [named.get(name) for name in ("train", "training", "dropout_p", "dropout", "p")]
+    return not any(isinstance(value, (int, float)) and value == 0 for value in switches)
