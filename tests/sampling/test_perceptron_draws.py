@@ -39,6 +39,23 @@ def test_a_row_in_float64_has_the_same_bits_in_batches_of_any_size(masks):
         assert torch.equal(part.mean, whole.mean[:size]) and torch.equal(part.epistemic, whole.epistemic[:size])
 
 
+@pytest.mark.parametrize(("n_outputs", "n_draws", "masks"), [(1, 50, "shared"), (2, 100, "row"), (100, 100, "row")])
+@pytest.mark.parametrize("products_agree", [True, False])
+def test_a_row_of_a_wide_network_has_the_same_bits_wherever_it_stands(
+    n_outputs, n_draws, masks, products_agree, monkeypatch
+):
+    if not products_agree:
+        monkeypatch.setattr(sequential, "_sizes_agree", lambda *_: False)
+    torch.manual_seed(0)
+    hidden = nn.Linear(5, 320), nn.ReLU(), nn.Dropout(0.1), nn.Linear(320, 320), nn.ReLU(), nn.Dropout(0.1)
+    net, x = nn.Sequential(*hidden, nn.Linear(320, n_outputs)).eval(), torch.randn(12, 5)
+    whole = db.predict(net, x, n_draws=n_draws, masks=masks)
+    for row in range(12):
+        sampling = db.Sampling(row_offset=row if masks == "row" else 0)
+        alone = db.predict(net, x[row : row + 1], n_draws=n_draws, masks=masks, sampling=sampling)
+        assert torch.equal(alone.mean[0], whole.mean[row]) and torch.equal(alone.epistemic[0], whole.epistemic[row])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("activation", [nn.ELU, nn.GELU, nn.Mish, nn.Sigmoid, nn.SiLU, nn.Softplus])
 def test_a_row_has_the_same_bits_wherever_its_units_lie_among_those_of_a_batch(activation, dtype):

@@ -105,6 +105,8 @@ def _product(h: Tensor, weight: Tensor, bias: Tensor | None, block: int | None) 
 
 
 def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if weight.shape[1] == 1:  # as one of two: the bits of one column depend on the number of rows and on their places
+        return _affine(x, weight.repeat(1, 2), None if bias is None else bias.repeat(2))[:, :1]
     if bias is None:
         return torch.mm(x, weight)
     # With a factor laid out by columns, a product with a bias takes a slower kernel than the two operations.
@@ -188,7 +190,7 @@ class PerceptronDraws:
         if missing:
             x = torch.constant_pad_nd(x, (0, 0, 0, missing))
         if not self.sizes:
-            return x.split(max(self.block, _TOGETHER[0]))
+            return x.split(self.block if self.per_row else max(self.block, _TOGETHER[0]))
         sizes, left = [], n_rows + missing
         for size in self.sizes:
             count, left = divmod(left, size)
@@ -210,8 +212,8 @@ def prepare(net: Perceptron, spec: MaskSpec, draws: range, *, block: int, like: 
     steps, last = _steps(net.layers, spec.keys, draws, spec.per_row, spec.integrate, like)
     widest = len(draws) * max(layer.out_features for layer in net.layers if isinstance(layer, nn.Linear))
     fitting = tuple(size for size in _TOGETHER[:-1] if size * widest <= _TOGETHER_ELEMENTS) + _TOGETHER[-1:]
-    # With separate masks, even a single row takes part in products of all draws.
-    candidates = ((*fitting, 1), fitting) if spec.per_row else (fitting,)
+    # With separate masks, even a single row takes part in products of all draws. The largest sizes may not be tested.
+    candidates = [(*fitting[i:], *one) for one in ((1,), ())[not spec.per_row :] for i in range(len(fitting))]
     factors = _factors(steps, last, len(draws))
     on_cpu, threads = like.device.type == "cpu", torch.get_num_threads()
     sizes = next((s for s in candidates if on_cpu and all(_sizes_agree(*one, s, threads) for one in factors)), None)
@@ -306,8 +308,7 @@ def _sizes_agree(
     rows = torch.randn(most, shape[0], dtype=dtype, generator=source, device="cpu")
     for bias in (None, torch.randn(shape[1], dtype=dtype, generator=source, device="cpu")):
         whole = _affine(rows, weight, bias)
-        for size in sizes:
-            for span in (slice(size * multiple), slice(most - size * multiple, most)):
-                if not torch.equal(_affine(rows[span], weight, bias), whole[span]):
-                    return False
+        spans = [span for size in sizes for span in (slice(size * multiple), slice(most - size * multiple, most))]
+        if not all(torch.equal(_affine(rows[span], weight, bias), whole[span]) for span in spans):
+            return False
     return True

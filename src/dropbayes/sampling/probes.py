@@ -188,8 +188,7 @@ def equal_but_for_rounding(
             least = least + 16 * torch.finfo(dtype).eps * scale
             scale = torch.minimum(scale, finite.amax(rows, keepdim=True) - finite.amin(rows, keepdim=True))
     close = (a - b).abs() <= share * scale + least
-    same = (a == b) | (a.isnan() & b.isnan())  # infinities, too
-    return bool((close | same).all())
+    return bool((close | (a == b) | (a.isnan() & b.isnan())).all())  # infinities, too
 
 
 def _magnitude(tensor: Tensor) -> Tensor:
