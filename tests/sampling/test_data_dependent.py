@@ -513,6 +513,20 @@ def test_a_row_for_which_there_is_no_room_in_a_product_with_all_experts_is_notic
         assert_same_alone(net, x, rows=(0, 15))
 
 
+@pytest.mark.parametrize("near", ["distances", "products"])
+def test_messages_that_only_rows_near_each_other_send_are_noticed(near):
+    def forward(self, x):
+        unit = x / x.norm(dim=1, keepdim=True)
+        are_near = torch.cdist(x, x) < 0.2 if near == "distances" else unit @ unit.T > 0.999
+        return self.o(self.d(torch.relu(are_near.float() @ self.a(x))))
+
+    net, x = made(lambda: (network(forward, **layers()), torch.randn(20, 6)))
+    assert_same_alone(net, x, rows=(0, 19))
+    x[18:] = x[3] + 1e-3
+    with pytest.raises(ValueError, match="its rows depend on each other"):
+        db.predict(made(lambda: (network(forward, **layers()), x))[0], x, n_draws=10)
+
+
 @pytest.mark.parametrize("n", [9, 30])
 def test_a_branch_of_all_rows_beside_rows_that_are_sent_is_noticed_or_each_row_is_as_alone(n):
     def leaves_early(self, x):
