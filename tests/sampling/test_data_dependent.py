@@ -527,6 +527,25 @@ def test_messages_that_only_rows_near_each_other_send_are_noticed(near):
         db.predict(made(lambda: (network(forward, **layers()), x))[0], x, n_draws=10)
 
 
+def test_rows_in_pairs_are_not_one_batch_where_they_cannot_be_mapped_over():
+    def forward(self, x):  # an operation in place that torch.func.vmap cannot map
+        are_near = (torch.cdist(x, x) < 0.2).float().fill_diagonal_(1.0)
+        return self.o(self.d(torch.relu(are_near @ self.a(x))))
+
+    net, x = made(lambda: (network(forward, **layers()), torch.randn(20, 6)))
+    assert_same_alone(net, x, rows=(0, 19))  # the last is repeated where blocks are padded
+
+
+def test_rows_that_depend_on_their_place_in_a_larger_batch_are_noticed():
+    def forward(self, x):
+        late = 1 + (torch.arange(len(x)) >= 16).float()
+        return self.o(self.d(torch.relu(self.a(x)))) * late[:, None]
+
+    net, x = made(lambda: (network(forward, **layers()), torch.randn(24, 6)))
+    with pytest.raises(ValueError, match="its rows depend on each other"):
+        db.predict(net, x, n_draws=7)
+
+
 @pytest.mark.parametrize("n", [9, 30])
 def test_a_branch_of_all_rows_beside_rows_that_are_sent_is_noticed_or_each_row_is_as_alone(n):
     def leaves_early(self, x):

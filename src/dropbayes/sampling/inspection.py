@@ -282,7 +282,7 @@ def _sites_of_rows(probes: list[Probe], n_rows: int) -> tuple[tuple[Site, ...], 
         if any(probe.watch.has_dynamic_shapes for probe in probes):
             some = RowLayout(0, 0)  # rows are sent to different places: a site without an axis for all may hold some
             sites = tuple(replace(s, layout=some) if s.layout is None and len(s.shape) > 1 else s for s in sites)
-        return sites, together and batch.watch.ranked == alone.watch.ranked  # that of a row may be another among many
+        return sites, together and batch.watch.ranked == alone.watch.ranked
     return tuple(alone.recorder.sites), False  # a site for each row, or a branch on the values of the rows
 
 
@@ -348,6 +348,7 @@ def _profile(batch: Probe, alone: Probe, probes: list[Probe], n_rows: int) -> Pr
         rows_branch=rows_branch,
         numbers_vary=any(probe.watch.numbers != probes[0].watch.numbers for probe in probes),
         reorders=any(probe.watch.reorders for probe in probes),
+        ranks_rows=any(how != "sort" for how, _ in {*batch.watch.ranked} - {*alone.watch.ranked}),
         are_sent=any(probe.watch.has_dynamic_shapes for probe in probes),
         by_name=by_name,
         host_random=any(probe.host.moved for probe in probes),

@@ -264,7 +264,7 @@ class Plan:
         if self.strategy.rows != "together" or len(work.rows) * len(work.draws) <= known.largest_block:
             return {}
         decides = self.profile.reads_rows and not self.profile.numbers_vary  # true or false, of one row or of all
-        some = range(n_rows)[-8:] if self.profile.are_sent or decides else range(1)
+        some = range(n_rows)[-8:] if self.profile.are_sent or decides else range(n_rows)[-1:]
         return {row: evaluate(ONE_BY_ONE, self.spec, replace(work.row(row), draws=work.draws[-1:])) for row in some}
 
     def _check_branches(self, work: Work, outputs: list[Tensor]) -> None:

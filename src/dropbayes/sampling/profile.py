@@ -30,6 +30,7 @@ class Profile:
     draws_branch: bool = False  # Python reads a value that depends on a draw: the draws run one at a time
     rows_branch: bool = False  # and that depends on the rows as well: each row of each draw runs alone
     reorders: bool = False  # entries are taken by indices that depend on values: it may sort rows and put them back
+    ranks_rows: bool = False  # rows are counted or paired among each other; those that are sorted may be put back
     are_sent: bool = False  # a shape depends on values: rows are sent to different places, which may have no room
     by_name: bool = False  # a draw may skip sites, which are then known by name and not by number
     host_random: bool = False  # Python's, NumPy's or torch's own generator is used in the forward pass

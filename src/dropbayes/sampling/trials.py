@@ -66,11 +66,10 @@ def _candidates(profile: Profile, per_row: bool, shares_prefix: bool, is_one_row
     """The strategies worth a trial, from the fastest on; the plain loop needs none."""
     together = is_one_row or not (profile.rows_depend or profile.one_row)
     apart = [] if is_one_row or profile.host_random or profile.seeds_torch else [BY_BRANCH]
-    if profile.rows_branch:
+    in_turn = profile.draws_branch or profile.host_random
+    if profile.rows_branch or (in_turn and (not together or per_row or profile.ranks_rows)):
         return apart
-    if profile.draws_branch or profile.host_random:
-        if not together or per_row:
-            return apart
+    if in_turn:
         # Of a small network, the draws that go one way are one pass; of many gates or ways, each draw goes its own.
         gates = [site for site in profile.sites if site.is_random and not site.layout and math.prod(site.shape) == 1]
         is_small = len(gates) <= 2 and profile.prefix_cost + profile.suffix_cost < _SMALL_NETWORK
@@ -78,11 +77,11 @@ def _candidates(profile: Profile, per_row: bool, shares_prefix: bool, is_one_row
         return [*(apart if is_small else []), DRAW_BY_DRAW]
     if not together:
         # A batch may do where the number is seen to vary with the rows: the trial then shows that it does no harm.
-        together = profile.numbers_vary and not (per_row or profile.one_row)
+        together = profile.numbers_vary and not (per_row or profile.one_row or profile.ranks_rows)
         return [*([DRAW_BY_DRAW] if together else []), *apart, ROW_BY_ROW]
     if is_one_row:
         return [MAPPED, DRAW_BY_DRAW]
-    candidates = [MAPPED_ROWS, DRAW_BY_DRAW, ROW_BY_ROW]
+    candidates = [MAPPED_ROWS, *([] if profile.ranks_rows else [DRAW_BY_DRAW]), ROW_BY_ROW]
     if profile.rows_together and (profile.sites_have_rows or not per_row):
         folded = [FOLDED] if profile.sites_have_rows else []
         candidates = [*([MAPPED, *folded] if shares_prefix else [*folded, MAPPED]), *candidates]

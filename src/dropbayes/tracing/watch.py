@@ -53,7 +53,7 @@ class Watch(TorchDispatchMode):
         self.has_dynamic_shapes = False  # a shape depends on values of the rows or of a site
         self.selects_parts = False  # and entries are then taken from an axis of several: of a row, some of its parts
         self.reorders = False  # entries are taken or put by indices that depend on values: rows may be sorted
-        self.ranked: list[int] = []  # the lengths of axes along which values are sorted, added up, or taken in pairs
+        self.ranked: list[tuple[str, int]] = []  # how values along axes of such lengths are sorted, added up, or paired
         self.peak_bytes = self.peak_suffix_bytes = self._total = self._suffix_total = 0
         self._rows = _memory(rows)
         self._inputs = {*self._rows, *map(storage, whole)} - {0}
@@ -162,9 +162,9 @@ class Watch(TorchDispatchMode):
             by_value &= not _marks(indices, self._sized)
             self.reorders |= by_value and _marks(given - indices, known)
         if rowed and name in ("cumprod", "cumsum", "sort", "topk") and args[0].dim():
-            self.ranked.append(args[0].shape[_named(func, args, kwargs)["dim"]])
+            self.ranked.append((name, args[0].shape[_named(func, args, kwargs)["dim"]]))
         if name in ("mm", "_cdist_forward", "_euclidean_dist") and all(storage(t) in self._rowed for t in args[:2]):
-            self.ranked.append(args[1].shape[-1 if name == "mm" else -2])
+            self.ranked.append((name, args[1].shape[-1 if name == "mm" else -2]))
         if func._schema.is_mutable:
             written = _written(func, args, kwargs)
             for key in written & self._shared.keys():

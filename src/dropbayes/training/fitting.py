@@ -174,8 +174,7 @@ def _check_fixed(net: nn.Module, **records: object) -> None:
         if any(getattr(leaf, "requires_grad", False) and id(leaf) not in ours for leaf in leaves):
             raise ValueError(
                 f"`{name}` must hold no tensor that requires a gradient and is no parameter of `net`: it would not be "
-                "trained. Make it one, take objective=Objective(learn_precision=True) for the precision of a Gaussian, "
-                "or write a loop of your own with `negative_elbo`."
+                "trained. Make it one, or take objective=Objective(learn_precision=True) for a Gaussian's precision."
             )
 
 

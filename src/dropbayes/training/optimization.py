@@ -161,10 +161,8 @@ class Step:
 
     def _eager(self, batch: Batch) -> Tensor:
         self.net.zero_grad(set_to_none=True)
-        if self.alpha:  # ten draws, as in Li and Gal (2017)
-            output = torch.stack([batch.output(self.net) for _ in range(10)])
-        else:
-            output = batch.output(self.net)
+        # For an α-divergence ten draws, as in Li and Gal (2017).
+        output = torch.stack([batch.output(self.net) for _ in range(10)]) if self.alpha else batch.output(self.net)
         misfit = row_misfit(self.likelihood(), output, batch.y, alpha=self.alpha)
         misfit = misfit if batch.weight is None else misfit * batch.weight
         loss = misfit.mean() + self.divergence() / self.n_data
