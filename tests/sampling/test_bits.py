@@ -146,6 +146,30 @@ def test_small_convolutions_have_the_same_bits_for_any_weights(seed, threads):
     assert not other_rows(net.eval(), x, 10, threads)
 
 
+ACTIVATIONS = {
+    "Mish": nn.Mish,
+    "SiLU in place": lambda: nn.SiLU(inplace=True),
+    "Softplus": nn.Softplus,
+    "GELU by tanh": lambda: nn.GELU("tanh"),
+    "ELU in place": lambda: nn.ELU(inplace=True),
+}
+
+
+@pytest.mark.parametrize("name", slow_except(ACTIVATIONS, "Mish", "SiLU in place"))
+def test_units_that_fill_no_vector_have_the_same_bits(name, threads):
+    torch.manual_seed(0)
+    layers = (
+        nn.Conv2d(3, 7, 3),
+        ACTIVATIONS[name](),
+        nn.Dropout(0.2),
+        nn.Conv2d(7, 7, 3, padding=1),
+        ACTIVATIONS[name](),
+    )
+    net = nn.Sequential(*layers, nn.Flatten(), nn.Dropout(0.1), nn.Linear(7 * 13 * 13, 30)).eval()
+    for n_draws in (3, 5, 10):
+        assert not other_rows(net, torch.randn(8, 3, 15, 15), n_draws, threads)
+
+
 @pytest.mark.parametrize("seed", [1, 2, 4])
 def test_draws_that_run_one_at_a_time_have_the_same_bits_for_any_weights(seed, threads):
     torch.manual_seed(seed)

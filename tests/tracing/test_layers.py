@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dropbayes.tracing import Interception
+from dropbayes.tracing import Interception, Ones
 from tests.tracing.fixed_source import WholeSource, run_with_fixed_source
 
 
@@ -56,3 +56,49 @@ def test_experts_run_in_double_precision_where_torch_has_no_kernel():
     expected = torch.cat([rows[:3].double() @ matrices[0].double(), rows[3:].double() @ matrices[2].double()])
     torch.testing.assert_close(double, expected)
     torch.testing.assert_close(single, expected.float(), atol=1e-5, rtol=1e-5)
+
+
+FUNCTIONS = {
+    "mish": F.mish,
+    "softplus": lambda x: F.softplus(x, beta=2.0),
+    "gelu": lambda x: F.gelu(x, approximate="tanh"),
+    "elu in place": lambda x: F.elu(x.clone(), 0.5, True),
+    "sigmoid in place": lambda x: x.clone().sigmoid_(),
+    "power": lambda x: x.abs() ** 1.5,
+    "power of a number": lambda x: 1.5 ** x.contiguous(),  # of another order in memory, it is never in vectors
+    "power of two tensors": lambda x: torch.pow(x.abs(), exponent=x) * torch.pow(2.0, x),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("shape", [(3, 5, 47), (47,), (2, 64), (1, 1)])
+def test_a_number_that_fills_no_vector_is_computed_as_part_of_one(name, shape):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    for given in (x, x.t() if x.dim() == 2 else x.movedim(0, -1)):
+        padded = torch.cat([given.reshape(-1), torch.zeros(64)])[: -(-x.numel() // 64) * 64]
+        with Interception(Ones()):
+            result = FUNCTIONS[name](given)
+        expected = FUNCTIONS[name](padded)[: x.numel()].view(given.shape)
+        torch.testing.assert_close(result, expected, rtol=0 if "two" not in name else 1e-6, atol=0)
+
+
+def test_a_function_in_place_leaves_its_result_in_its_input():
+    x = torch.randn(3, 5, 7)
+    for layout in (x.clone(), x.clone().movedim(0, -1)):
+        expected = F.silu(layout)
+        with Interception(Ones()):
+            result = F.silu(layout, inplace=True)
+        assert result is layout
+        torch.testing.assert_close(layout, expected)
+
+
+def test_functions_of_odd_lengths_have_their_derivatives():
+    x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+
+    def forward(x):
+        with Interception(Ones()):
+            return torch.sigmoid(F.mish(x)) + x.sin().tanh_()
+
+    assert torch.autograd.gradcheck(forward, x) and torch.autograd.gradgradcheck(forward, x)
+    mapped = torch.func.vmap(torch.func.grad(lambda row: forward(row).sum()))(x)
+    torch.testing.assert_close(mapped, torch.autograd.grad(forward(x).sum(), x)[0])

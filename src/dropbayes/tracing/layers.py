@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import PyTree, tree_map_only
 
-from dropbayes.tracing.operations import CELLS, SCALARS, Arguments, Operation, is_batched, tensor_leaves
+from dropbayes.tracing.operations import CELLS, ELEMENTWISE, SCALARS, Arguments, Operation, is_batched, tensor_leaves
 from dropbayes.tracing.sources import Handlers, RandomMode, handles, run_intercepted
 
 HANDLERS: Handlers = {}
@@ -220,6 +220,19 @@ def _batch_norm(
     shift = -running_mean * scale if bias is None else bias - running_mean * scale
     shape = (-1,) + (1,) * (input.dim() - 2)
     return (input * scale.view(shape) + shift.view(shape)).to(input.dtype)  # in the wider dtype, as torch's own
+
+
+@handles(HANDLERS, *ELEMENTWISE)
+def _elementwise(mode: RandomMode, func: Operation, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """The last 64 numbers as whole vectors, like all others: on a CPU, torch computes what fills none by other code."""
+    several = any(isinstance(one, Tensor) for one in (*args, *kwargs.values()))  # or one for the result
+    if several or not (input.is_cpu and input.dim() and input.numel() % 64) or input.is_sparse or input.is_nested:
+        return func(input, *args, **kwargs)
+    dense, count = input.clone(memory_format=torch.contiguous_format), input.numel()  # the function may be in place
+    last = func(F.pad(dense.view(-1)[-64:], (0, max(0, 64 - count))), *args, **kwargs)[:count]
+    whole = func(dense, *args, **kwargs)
+    result = torch.cat((whole.view(-1)[:-64], last)).view(whole.shape)
+    return input.copy_(result) if whole is dense else result
 
 
 @handles(HANDLERS, *SCALARS)

@@ -42,6 +42,17 @@ PRODUCTS: Operations = CONVOLUTIONS | {
 }  # fmt: skip
 """Operations that multiply their input by a weight."""
 
+ELEMENTWISE: Operations = frozenset({
+    F.silu, F.mish, F.softplus, F.elu, F.elu_, F.selu, F.selu_, F.celu, F.celu_, F.gelu, F.sigmoid, F.tanh,
+    F.logsigmoid, Tensor.__pow__, Tensor.__rpow__, torch.special.expit, torch.special.logit, *(
+        getattr(owner, f"{name}{end}") for owner in (Tensor, torch) for end in ("", "_") for name in (
+            "sigmoid", "tanh", "exp", "exp2", "expm1", "log", "log1p", "log2", "sin", "cos", "tan", "sinh", "cosh",
+            "asinh", "atanh", "erf", "rsqrt", "pow", "logit",
+        ) if hasattr(owner, f"{name}{end}")
+    ),
+})  # fmt: skip
+"""Functions of single numbers whose last digit may depend on whether torch takes one alone or as part of a vector."""
+
 LESS: Operations = frozenset({Tensor.__lt__, Tensor.__le__, Tensor.lt, Tensor.le, torch.lt, torch.le})
 MORE: Operations = frozenset({Tensor.__gt__, Tensor.__ge__, Tensor.gt, Tensor.ge, torch.gt, torch.ge})
 

@@ -19,16 +19,16 @@ PARTS = {
 
 _YEAR = 365.2425  # days
 _MONTH = "(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"  # in English, as `strptime` reads them
-_DAY = (
-    "[0-9]{4}[/-][0-9]{1,2}[/-][0-9]{1,2}|[0-9]{4}[.][0-9]{2}[.][0-9]{2}"  # 2021.4.1 may be a version
-    "|[0-9]{1,2}[./-][0-9]{1,2}[./-][0-9]{2,4}"
-    f"|[0-9]{{1,2}}[ -]{_MONTH}[ -][0-9]{{2,4}}|{_MONTH} [0-9]{{1,2}},? [0-9]{{4}}"
-)
 
 
 def is_date(texts: pa.Array) -> bool:
     """Whether most of the texts look like dates."""
-    date = f"(?i)^({_DAY})([T ][0-9:.]+ ?(Z|[+-][0-9:]+|[ap]m)?)?$"
+    day = (
+        "[0-9]{4}[/-][0-9]{1,2}[/-][0-9]{1,2}|[0-9]{4}[.][0-9]{2}[.][0-9]{2}"  # 2021.4.1 may be a version
+        "|[0-9]{1,2}[./-][0-9]{1,2}[./-][0-9]{2,4}"
+        f"|[0-9]{{1,2}}[ -]{_MONTH}[ -][0-9]{{2,4}}|{_MONTH} [0-9]{{1,2}},? [0-9]{{4}}"
+    )
+    date = f"(?i)^({day})([T ][0-9:.]+ ?(Z|[+-][0-9:]+|[ap]m)?)?$"
     return bool(pc.mean(pc.match_substring_regex(texts, date)).as_py() > 0.5)
 
 
