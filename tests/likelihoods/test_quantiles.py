@@ -7,6 +7,7 @@ from torch import nn
 
 import dropbayes as db
 from dropbayes.likelihoods import Quantiles
+from dropbayes.training import Optimization
 
 DTYPE = torch.float64
 LEVELS = (0.05, 0.25, 0.5, 0.9)
@@ -65,6 +66,30 @@ def test_the_pinball_loss_is_least_at_the_quantiles():
     losses = [Quantiles(LEVELS).pinball_loss((best + shift).expand(2001, 4), y).mean() for shift in (-0.1, 0.0, 0.1)]
     assert losses[1] < losses[0]
     assert losses[1] < losses[2]
+
+
+def test_the_pinball_loss_of_a_row_is_that_of_its_own_target():
+    output, y = torch.randn(5, 4, dtype=DTYPE), torch.randn(5, dtype=DTYPE)
+    for shape, wrong in (((5, 4), y[:, None]), ((5, 1), y), ((5, 3), y), ((5, 4), y[:1])):
+        with pytest.raises(ValueError, match="without its axis of levels"):  # not rows x rows, or one for all
+            Quantiles(LEVELS).pinball_loss(output[:, :1].expand(shape), wrong)
+    draws = torch.stack([output, output + 1])
+    expected = [
+        [sum(max(a * (t - q), (a - 1) * (t - q)) for a, q in zip(LEVELS, row, strict=True)) for row, t in pairs]
+        for pairs in (list(zip(one.tolist(), y.tolist(), strict=True)) for one in draws)
+    ]
+    torch.testing.assert_close(Quantiles(LEVELS).pinball_loss(draws, y), torch.tensor(expected, dtype=DTYPE))
+
+
+def test_a_network_trained_by_fit_has_the_quantiles_of_its_targets_in_order():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(1, 20), nn.ReLU(), nn.Dropout(0.02), nn.Linear(20, 3))
+    x = torch.rand(400, 1)
+    y, likelihood = 10 * x[:, 0] + torch.randn(400), Quantiles((0.1, 0.5, 0.9))
+    db.fit(net, x, y, likelihood=likelihood, epochs=60, optimization=Optimization(learning_rate=2e-2), device="cpu")
+    with torch.no_grad():
+        below = (y[:, None] <= net.eval()(x)).double().mean(0)
+    torch.testing.assert_close(below, torch.tensor([0.1, 0.5, 0.9], dtype=DTYPE), atol=0.08, rtol=0)
 
 
 def test_a_network_of_quantiles_is_predicted_and_judged():

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dropbayes.layers import GaussianNoise, Linear, Prior, kl_constant, weight_decay
-from dropbayes.likelihoods import Categorical, Gaussian
+from dropbayes.likelihoods import Categorical, Gaussian, Quantiles
 from dropbayes.training.objective import divergence_of, kl_divergence, negative_elbo
 from tests.training.small_networks import DTYPE, PRIOR, net_and_data
 
@@ -200,3 +200,11 @@ def test_a_target_that_is_one_number_is_refused():
     net = nn.Linear(2, 1)
     with pytest.raises(ValueError, match=r"`y` must hold the targets of the mini-batch, .*; got the number 3"):
         negative_elbo(net, net(torch.ones(4, 2)), 3.0, likelihood=Gaussian(1.0), prior=PRIOR, n_data=4)
+
+
+def test_the_data_term_of_quantiles_is_their_pinball_loss_which_is_bounded_below():
+    net, quantiles = nn.Sequential(nn.Dropout(0.1), nn.Linear(2, 3)), Quantiles((0.1, 0.5, 0.9))
+    output, y = torch.tensor([[[1.0, 2.0, 4.0]], [[3.0, 1.0, 2.0]]]), torch.tensor([2.0])
+    bound = negative_elbo(net, output, y, likelihood=quantiles, prior=PRIOR, n_data=7)
+    expected = quantiles.pinball_loss(output, y).mean() + kl_divergence(net, prior=PRIOR) / 7
+    torch.testing.assert_close(bound, expected)

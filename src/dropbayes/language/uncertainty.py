@@ -205,12 +205,11 @@ def semantic_entropy(
     firsts: list[Text] = []
     shares: list[float] = []
     for text, share in zip(texts, weights.double().softmax(0).tolist(), strict=True):
-        index = next((n for n, first in enumerate(firsts) if equivalent(first, text) and equivalent(text, first)), None)
-        if index is None:
+        alike = (n for n, first in enumerate(firsts) if equivalent(first, text) and equivalent(text, first))
+        if (index := next(alike, len(firsts))) == len(firsts):
             firsts.append(text)
-            shares.append(share)
-        else:
-            shares[index] += share
+            shares.append(0.0)
+        shares[index] += share
     return -sum(share * math.log(share) for share in shares if share > 0) + 0.0
 
 

@@ -131,11 +131,10 @@ class StudentT(Likelihood):
 class Quantiles(Likelihood):
     r"""A network that gives quantiles $q_1 \dots q_K$ of y at levels $\alpha_1 \dots \alpha_K$, the last axis.
 
-    Such a network is trained with `pinball_loss`. There are at least two `levels`, increasing in (0, 1). Between them
-    the simplest consistent distribution is used: the density is constant between two quantiles,
-    $(\alpha_{k+1} - \alpha_k) / (q_{k+1} - q_k)$, and decays exponentially, without a jump, beyond the outer ones.
-    Crossing quantiles are sorted (Chernozhukov, Fernández-Val and Galichon, *Quantile and probability curves
-    without crossing*, Econometrica 78, 2010). `y` has the output's shape without its last axis.
+    Such a network is trained with `pinball_loss`, by `fit` too. There are at least two `levels`, increasing in (0, 1).
+    Between them the simplest consistent distribution is used: the density is $(\alpha_{k+1} - \alpha_k) / (q_{k+1} -
+    q_k)$ between two quantiles, and decays exponentially, without a jump, beyond the outer ones. Crossing quantiles are
+    sorted (Chernozhukov, Fernández-Val and Galichon 2010). `y` has the output's shape without its last axis.
 
     Example:
         >>> likelihood = Quantiles((0.1, 0.5, 0.9))
@@ -155,6 +154,15 @@ class Quantiles(Likelihood):
                 f"`levels` must hold at least two rising numbers in (0, 1), such as (0.05, 0.5, 0.95); got {levels}."
             )
         object.__setattr__(self, "levels", levels)
+
+    def _targets(self, output: Tensor, y: Tensor) -> Tensor:
+        """The target of every row of the output, whose draws share it: a column would broadcast to rows x rows."""
+        if output.shape[-1 - y.dim() :] != (*y.shape, len(self.levels)):
+            raise ValueError(
+                f"`y` must have the output's shape without its axis of levels, {len(self.levels)} here; got y "
+                f"{tuple(y.shape)} against output {tuple(output.shape)}."
+            )
+        return y.to(output.dtype).expand(output.shape[:-1])
 
     def _pieces(self, output: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The ordered quantiles, the probability between them, and the scales of the tails below and above."""
@@ -189,13 +197,7 @@ class Quantiles(Likelihood):
         return inside + self.levels[0] * lower + (1 - self.levels[-1]) * upper
 
     def log_density(self, output: Tensor, y: Tensor) -> Tensor:
-        q, masses, below, above = self._pieces(output)
-        if output.dim() - 1 < y.dim() or output.shape[output.dim() - 1 - y.dim() : -1] != y.shape:
-            raise ValueError(
-                "`y` must have the output's shape without its axis of levels; got y "
-                f"{tuple(y.shape)} against output {tuple(output.shape)}."
-            )
-        at = y.to(output.dtype).expand(output.shape[:-1])
+        (q, masses, below, above), at = self._pieces(output), self._targets(output, y)
         piece = (torch.searchsorted(q.contiguous(), at[..., None].contiguous()) - 1).clamp(0, len(self.levels) - 2)
         density = (masses.log() - q.diff(dim=-1).log()).gather(-1, piece).squeeze(-1)
         beyond = (q[..., 0] - at).clamp(min=0) / below + (at - q[..., -1]).clamp(min=0) / above
@@ -217,5 +219,5 @@ class Quantiles(Likelihood):
     def pinball_loss(self, output: Tensor, y: Tensor) -> Tensor:
         r"""The loss $\sum_k \max(\alpha_k (y - q_k), (\alpha_k - 1)(y - q_k))$ of each row, least at the quantiles."""
         levels = output.new_tensor(self.levels)
-        excess = y.to(output.dtype)[..., None] - output
+        excess = self._targets(output, y)[..., None] - output
         return sum_events(torch.maximum(levels * excess, (levels - 1) * excess).sum(-1), y)

@@ -170,7 +170,8 @@ def explain(
     by_position = _position_shares(units) if positions else None
     if names and (by_feature is None or len(names) != by_feature[0].numel()):
         raise ValueError(f"`names` must name each feature of a table; got {len(names)} names.")
-    by_unit = tuple(_without_row_axis(site, shares) for site, shares in units)
+    # Without the axis of length 1 in a row's mask that holds the rows of a batch.
+    by_unit = tuple(u.squeeze(1 + s.layout.axis) if s.layout and s.layout.inner == 1 else u for s, u in units)
     found = Explanation(tuple(site for site, _ in units), by_unit, by_position, by_feature, names)
     if not bool(found.variance.isfinite().all()):
         raise ValueError(NOT_FINITE)
@@ -183,11 +184,6 @@ def _unit_shares(plan: LinearPlan, inputs: Inputs, chosen: Tensor) -> list[tuple
     for rows, (linear,) in plan.linearised(inputs, chosen):
         blocks.append([(site, slope.square().sum(0).view(len(rows), *site.shape)) for site, slope in linear.slopes()])
     return [(parts[0][0], torch.cat([shares for _, shares in parts])) for parts in zip(*blocks, strict=True)]
-
-
-def _without_row_axis(site: Site, shares: Tensor) -> Tensor:
-    """The shares without the axis of length 1 in a row's mask that holds the rows of a batch."""
-    return shares.squeeze(1 + site.layout.axis) if site.layout is not None and site.layout.inner == 1 else shares
 
 
 def shapley(value: Callable[[Tensor], Tensor], x: Tensor, baseline: Tensor, *, columns: Tensor | None = None) -> Tensor:

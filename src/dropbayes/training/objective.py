@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dropbayes.layers import Bernoulli, Prior, decays, input_layers, kl_from_density, kl_is_weight_decay, weight_layers
 from dropbayes.layers.family import in_full_precision
-from dropbayes.likelihoods import Likelihood
+from dropbayes.likelihoods import Likelihood, Quantiles
 from dropbayes.runtime.validation import Array, check_n_data, check_type, to_tensor
 
 
@@ -150,7 +150,10 @@ def row_misfit(likelihood: Likelihood, output: Tensor, y: Tensor, *, alpha: floa
     r"""The data term of `negative_elbo` per row, averaged over draws according to $\alpha$: `[row]`."""
     if not (hasattr(alpha, "__float__") and 0 <= alpha <= 1):
         raise ValueError(f"`alpha` must lie in [0, 1]; got {alpha!r}. 0 is the evidence lower bound.")
-    draws = likelihood.log_density(in_full_precision(output), y).reshape(-1, len(y))
+    # A density between quantiles has no bound where they meet: the loss of which they are the minimum takes its place.
+    full = in_full_precision(output)
+    rows = -likelihood.pinball_loss(full, y) if isinstance(likelihood, Quantiles) else likelihood.log_density(full, y)
+    draws = rows.reshape(-1, len(y))
     if alpha == 0:
         return -draws.mean(0)
     if len(draws) < 2:
