@@ -46,6 +46,13 @@ def test_a_text_ends_where_a_stopping_criterion_is_met(options):
     assert torch.equal(result.token_log_prob.isnan(), ~result.mask)
 
 
+def test_no_warning_speaks_of_stopping_criteria_that_were_not_passed(monkeypatch):
+    warned = []
+    monkeypatch.setattr(transformers.generation.utils.logger, "warning", lambda text, *_: warned.append(text))
+    db.language.generate(lively("gpt2"), IDS, max_new_tokens=4, eos_token_id=1, num_beams=2, **DRAWS)
+    assert not [text for text in warned if "stopping criteria" in text]
+
+
 @pytest.mark.slow
 def test_a_text_ends_at_a_stop_string():
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers

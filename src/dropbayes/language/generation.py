@@ -179,8 +179,8 @@ def _decode(
         living.append(living[-1] & ~ended)
         return ended
 
-    criteria = ends if work.has_beams else StoppingCriteriaList([follow])
-    decoded = drawn.model().generate(**inputs, **work.options | {"stopping_criteria": criteria})
+    followed = {} if work.has_beams else {"stopping_criteria": StoppingCriteriaList([follow])}
+    decoded = drawn.model().generate(**inputs, **work.options | followed)
     # The configuration may ask for a record; after a text without an end token, beams are filled with -1.
     sequences: Tensor = getattr(decoded, "sequences", decoded).clamp(min=0)
     columns = range(work.new_from, sequences.shape[1])
