@@ -322,6 +322,13 @@ def test_thompson_on_breast_cancer_has_under_three_quarters_of_epsilon_greedys_r
     assert ours < 0.75 * theirs
 
 
+def test_of_actions_of_equal_value_or_cost_the_first_is_taken():
+    values = torch.tensor([[0.0, 0.0, 0.0], [1.0, 2.0, 2.0]])
+    assert decisions.thompson_action(lambda state: values, torch.zeros(2, 1)).tolist() == [0, 1]
+    assert torch.equal(decisions.action_probabilities(values[None]), torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]))
+    assert decisions.least_cost_action(torch.tensor([[0.5, 0.5]]), 1 - torch.eye(2)).tolist() == [0]
+
+
 def test_least_cost_action_of_equal_costs_is_the_most_probable_class():
     probabilities = torch.randn(50, 4, generator=generator()).softmax(-1)
     action = decisions.least_cost_action(probabilities, 1 - torch.eye(4))

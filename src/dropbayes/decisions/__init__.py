@@ -284,7 +284,7 @@ def thompson_action(function_draw: Callable[[Tensor], Tensor], state: Tensor) ->
 
     Use one draw (`function_draw`), from states `[row, ...]` to the values of all actions on the last axis, for a step
     or an episode, then take another: an action `[row]` is then chosen with the probability that it is the best
-    (`action_probabilities`).
+    (`action_probabilities`). Of actions of equal value it is the first, as in the functions below.
 
     Examples:
         >>> thompson_action(lambda s: torch.stack([s, 1 - s], -1), torch.tensor([0.2, 0.9]))
@@ -326,7 +326,7 @@ def expected_cost(probabilities: Array, cost: Array) -> Tensor:
 
 
 def least_cost_action(probabilities: Array, cost: Array) -> Tensor:
-    r"""The action of least expected cost, $\arg\min_a \sum_c p_c\, \text{cost}_{c a}$, `[row]`.
+    r"""The (first) action of least expected cost, $\arg\min_a \sum_c p_c\, \text{cost}_{c a}$, `[row]`.
 
     Optimal for the given costs when the probabilities are calibrated; recalibrate first (`calibration.temperature`).
 
