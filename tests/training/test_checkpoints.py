@@ -208,6 +208,19 @@ def test_a_finished_run_is_returned_to_the_network_that_has_its_best_weights(tmp
     assert interrupted(tmp_path / "run.ckpt", net=net, stopping=wrong, epochs=20) == history
 
 
+def test_an_interrupted_network_is_made_anew_to_go_on_and_the_error_says_so(tmp_path):
+    def interrupt(progress):
+        if progress.epoch == 2:
+            raise KeyboardInterrupt
+
+    net = network()
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(tmp_path / "c", net=net, callbacks=[interrupt])
+    with pytest.raises(ValueError, match="make the network anew as it was at the start, also after an interruption"):
+        interrupted(tmp_path / "c", net=net)
+    assert interrupted(tmp_path / "c", net=network()) == interrupted(None)
+
+
 @pytest.mark.slow
 def test_every_bit_flip_and_truncation_is_refused_with_one_class_of_error(tmp_path):
     interrupted(tmp_path / "c", epochs=1)

@@ -98,7 +98,7 @@ def load(
         raise refusal("belongs to another run (other network, data, optimiser, seed or settings)")
     # The network of a killed run has its first weights again, that of a finished one its last or best.
     if fingerprint_of(net.state_dict()) not in {run.start, fingerprint_of(weights), fingerprint_of(run.best)}:
-        remedy = "name another file, or initialise the network with the seed it had"
+        remedy = "name another file, or make the network anew as it was at the start, also after an interruption"
         raise refusal("belongs to a run from other initial weights", remedy)
     if len(run.history.loss) > epochs:
         raise refusal(f"has {len(run.history.loss)} epochs, more than the `epochs` asked for, {epochs}")
