@@ -49,6 +49,21 @@ def test_the_moments_are_those_of_the_results():
     torch.testing.assert_close(prediction.mean["sum"], draws.sum((1, 2)).mean()[None])
 
 
+def test_a_procedure_may_differentiate_and_its_prediction_holds_no_graph():
+    net = network()
+
+    def slope():
+        x = X.clone().requires_grad_()
+        energy = net(x).tanh().sum()
+        (force,) = torch.autograd.grad(energy, x, create_graph=True)
+        return {"energy": energy, "force": force}
+
+    prediction = predict_through(net, slope, n_draws=5, keep_draws=True, quantiles=(0.5,))
+    for tree in (prediction.mean, prediction.epistemic, prediction.draws, prediction.quantiles):
+        assert not tree["energy"].requires_grad and not tree["force"].requires_grad
+    assert bool((prediction.epistemic["force"] > 0).any())
+
+
 def test_positional_and_named_arguments_may_be_mixed():
     class Scaled(nn.Module):
         def __init__(self):

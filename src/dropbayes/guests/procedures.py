@@ -139,7 +139,7 @@ def predict_through(
             rule = "must give tensors of the same shapes, in the same places, under every draw"
             raise ValueError(f"`procedure` {rule}; got {shapes} unlike before. Use `each_draw` for such results.")
         for one, tensor in zip(statistics, tensors, strict=True):
-            one.add(torch.atleast_1d(tensor)[None], None)
+            one.add(torch.atleast_1d(tensor.detach())[None], None)  # else the graphs of all draws stay
     summaries = [one.results() for one in statistics]
     trees = {
         name: structure.build([s[name].movedim(1, 0) if name in ("draws", "quantiles") else s[name] for s in summaries])
