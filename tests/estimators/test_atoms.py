@@ -31,6 +31,15 @@ def test_cells_have_the_share_of_their_atoms():
         )
 
 
+def test_an_outcome_is_an_atom_in_its_cell_where_the_distribution_function_jumps():
+    zero = Atoms(torch.tensor([0.0]), torch.tensor([-torch.inf]), torch.tensor([0.3]))
+    assert zero.inverse(torch.tensor([-1.0, 0.2, 0.5])).tolist() == [0.0, 0.0, 0.5]
+    torch.testing.assert_close(zero.forward(torch.tensor([-1.0, 0.0, 0.5])), torch.tensor([-torch.inf, 0.3, 0.5]))
+    grades = Atoms(torch.tensor([1.0, 2.0]), torch.tensor([-torch.inf, 0.0]), torch.tensor([0.0, torch.inf]))
+    surely_two = AtomMixture(Mixture(torch.full((1, 1), 1.5), torch.tensor(1.0)), grades)  # 1 has 7 %
+    assert [end.item() for end in surely_two.interval(0.9)] == [2.0, 2.0]
+
+
 @pytest.mark.slow
 def test_the_crps_is_that_of_the_quantiles_and_better_than_the_density_s():
     mixture, y = rows(300)

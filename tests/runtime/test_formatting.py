@@ -17,6 +17,8 @@ def test_a_name_is_never_empty_never_steers_and_never_breaks_a_line(text):
     assert 0 < len(shown) <= 30 and not re.search("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u2028\u2029]", shown)
     shown.encode("utf-8")
     assert formatting.printable_name("plain name") == "plain name"
+    assert formatting.printable_name("a\u202eb") == r"a\u202eb" and formatting.printable_name("") == "(empty)"
+    assert formatting.printable_name("x" * 100, max_length=5) == "xx…xx"
 
 
 @given(st.floats(-1e300, 1e300), st.integers(1, 6))
@@ -32,6 +34,8 @@ def test_the_largest_number_is_rounded_up_all_the_same():
 def test_a_score_of_an_impossible_outcome_is_minus_infinity():
     assert formatting.number(-math.inf) == "−∞"
     assert formatting.score_text(-math.inf, math.nan) == "−∞"
+    assert formatting.score_text(1.23456, 0.0312) == "1.235 ± 0.031"
+    assert formatting.score_text(0.0345, percent=True) == "3.45 %"
 
 
 @given(st.floats(-1e300, 1e300))

@@ -25,15 +25,7 @@ _LEVELS = 16  # of the noise of each draw in the mean distribution function
 
 @dataclass(frozen=True, eq=False)
 class Atoms:
-    """The atoms and their cells, in increasing order; the map from the mixture's scale to outcomes.
-
-    Example:
-        >>> zero = Atoms(torch.tensor([0.0]), torch.tensor([-torch.inf]), torch.tensor([0.3]))
-        >>> zero.inverse(torch.tensor([-1.0, 0.2, 0.5]))
-        tensor([0.0000, 0.0000, 0.5000])
-        >>> zero.forward(torch.tensor([-1.0, 0.0, 0.5]))  # the distribution function jumps at 0
-        tensor([  -inf, 0.3000, 0.5000])
-    """
+    """The atoms and their cells, in increasing order; the map from the mixture's scale to outcomes."""
 
     values: Tensor  # the atoms
     low: Tensor  # the ends of their cells
@@ -66,13 +58,7 @@ class Atoms:
 
 
 class AtomMixture(MappedMixture):
-    """The predictive distribution of outcomes, from a mixture and its atoms.
-
-    Example:
-        >>> grades = Atoms(torch.tensor([1.0, 2.0]), torch.tensor([-torch.inf, 0.0]), torch.tensor([0.0, torch.inf]))
-        >>> AtomMixture(Mixture(torch.full((1, 1), 1.5), torch.tensor(1.0)), grades).interval(0.9)  # 1 has 7 %
-        (tensor([2.]), tensor([2.]))
-    """
+    """The predictive distribution of outcomes, from a mixture and its atoms."""
 
     transform: Atoms
 

@@ -23,13 +23,7 @@ _CODES, _CODED_COLUMNS = 6, 64
 
 @dataclass(frozen=True, eq=False)
 class MissingValues:
-    """The encoding of missing values, determined by the training rows.
-
-    Example:
-        >>> values = MissingValues.of(np.array([[1.0, 5.0], [3.0, np.nan]]))
-        >>> values.encode(np.array([[np.nan, np.nan]]))
-        array([[2., 5., 1.]])
-    """
+    """The encoding of missing values, determined by the training rows."""
 
     fill: Numbers  # the mean of the present values of each column; 0 for a column without any
     columns: npt.NDArray[np.int64]  # the indices of those with missing values in training; each has an indicator

@@ -69,10 +69,6 @@ def printable_name(text: object, *, max_length: int = 80) -> str:
 
     Line breaks become spaces; control characters and marks that turn the direction of writing are written out. The
     joiners of emoji and of some scripts stay. Nothing is escaped for HTML.
-
-    Examples:
-        >>> printable_name("a\u202eb"), printable_name(""), printable_name("x" * 100, max_length=5)
-        ('a\\u202eb', '(empty)', 'xx…xx')
     """
 
     def visible(character: str) -> str:
@@ -136,12 +132,7 @@ def percent(share: float) -> str:
 
 
 def score_text(value: float, error: float | None = None, *, percent: bool = False) -> str:
-    """The value of a score and its standard error, to as many digits as the error supports.
-
-    Examples:
-        >>> score_text(1.23456, 0.0312), score_text(0.0345, percent=True)
-        ('1.235 ± 0.031', '3.45 %')
-    """
+    """The value of a score and its standard error, to as many digits as the error supports."""
     scale, unit = (100.0, " %") if percent else (1.0, "")
     value = scale * value
     if error is None or not math.isfinite(value) or not math.isfinite(error) or not error:
