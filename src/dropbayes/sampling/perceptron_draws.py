@@ -17,9 +17,9 @@ from dropbayes.sampling.masks import Keys, keep_mask, keep_scale
 from dropbayes.sampling.perceptron import Perceptron
 from dropbayes.sampling.source import MaskSpec
 from dropbayes.sampling.streaming import mean_over_draws
+from dropbayes.tracing.layers import VECTOR, in_whole_vectors
 
 _IN_PLACE: dict[type, Callable[[Tensor], Tensor]] = {nn.ReLU: torch.relu_, nn.Tanh: torch.tanh_}
-_VECTORS = 64  # numbers: a multiple of those that torch takes at once, of any dtype, on any processor
 _FOLDED_ELEMENTS = 2**20  # the largest size of the masked copies of a weight matrix, one per draw
 _TOGETHER = (64, 32, 16, 8, 4)  # rows per product, if a row has the same bits in each of these sizes
 _TOGETHER_ELEMENTS = 2**19  # a layer of all draws up to this size stays in the cache
@@ -43,9 +43,10 @@ class Affine:
     weight: Tensor  # [feature, out]
     bias: Tensor | None
     drawn: tuple[int, int] | None = None  # draws and units, if the weights of all draws are side by side
+    is_single: bool = False  # one output, as one of two: the bits of one column depend on the rows' number and places
 
     def __call__(self, h: Tensor, rows: range, block: int | None) -> Tensor:
-        product = _product(h, self.weight, self.bias, block)
+        product = _product(h, self.weight, self.bias, block, self.is_single)
         return product.view(-1, *self.drawn) if self.drawn else product.view(*h.shape[:-1], -1)
 
 
@@ -91,34 +92,30 @@ class IntegratedLayer:
         result = self.mean(h, rows, block)
         h = h.square_() if self.is_drawn else h.square()
         if self.is_drawn and self.per_row:
-            return result, mean_over_draws(_product(h, self.squares, None, block).view_as(result))
-        return result, _product(h.view(h.shape[0], -1), self.squares, None, block)
+            return result, mean_over_draws(_product(h, self.squares, None, block, self.mean.is_single).view_as(result))
+        return result, _product(h.view(h.shape[0], -1), self.squares, None, block, self.mean.is_single)
 
 
-def _product(h: Tensor, weight: Tensor, bias: Tensor | None, block: int | None) -> Tensor:
+def _product(h: Tensor, weight: Tensor, bias: Tensor | None, block: int | None, is_single: bool) -> Tensor:
     """h @ weight + bias for `[row, (draw,) feature]`, in blocks of rows if a row's bits depend on them."""
     flat = h.reshape(-1, h.shape[-1])
     size = flat.shape[0] if block is None else block * flat.shape[0] // h.shape[0]
-    if size == flat.shape[0]:
-        return _affine(flat, weight, bias)
-    return torch.cat([_affine(rows, weight, bias) for rows in flat.split(size)])
+    parts = [_affine(rows, weight, bias) for rows in flat.split(size)]
+    product = torch.cat(parts) if len(parts) > 1 else parts[0]
+    return product[:, :1] if is_single else product
 
 
 def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if weight.shape[1] == 1:  # as one of two: the bits of one column depend on the number of rows and on their places
-        return _affine(x, weight.repeat(1, 2), None if bias is None else bias.repeat(2))[:, :1]
     if bias is None:
         return torch.mm(x, weight)
-    # With a factor laid out by columns, a product with a bias takes a slower kernel than the two operations.
-    return torch.addmm(bias, x, weight) if weight.is_contiguous() else torch.mm(x, weight).add_(bias)
+    # With a factor of two columns or laid out by columns, a product with a bias takes longer than the two operations.
+    is_slow = weight.shape[1] == 2 or not weight.is_contiguous()
+    return torch.mm(x, weight).add_(bias) if is_slow else torch.addmm(bias, x, weight)
 
 
 def _elementwise(function: Callable[[Tensor], Tensor], h: Tensor, rows: range, block: int | None) -> Tensor:
-    """σ(h) in whole vectors: what is left after the last, torch computes by other code, which may round otherwise."""
-    missing = -h.numel() % _VECTORS
-    if not missing or function in _IN_PLACE.values():  # which round the same by both
-        return function(h)
-    return function(nn.functional.pad(h.flatten(), (0, missing)))[: h.numel()].view(h.shape)
+    """σ(h), with the same bits for a unit wherever it stands."""
+    return in_whole_vectors(function, h) if h.numel() % VECTOR and function not in _IN_PLACE.values() else function(h)
 
 
 def _mask(
@@ -249,7 +246,7 @@ def _steps(
                     steps.append(SharedMask(factors))
             is_drawn = True
         elif isinstance(layer, nn.Linear):
-            steps.append(Affine(_right_factor(layer.weight), layer.bias))
+            steps.append(_affine_layer(layer))
             width = layer.out_features
         else:
             # The first tensors may be views of the input: only later ones are overwritten.
@@ -262,19 +259,23 @@ def _fold_masks(factors: Tensor, layer: nn.Linear) -> Affine:
     """(x ∘ z_t) Wᵀ + b = x (z_t ∘ W)ᵀ + b: one product with the masked weights of all draws side by side."""
     n_draws, width = factors.shape[0], layer.out_features
     flat = (layer.weight.t()[:, None, :] * factors.t()[:, :, None]).contiguous().view(layer.in_features, -1)
-    return Affine(flat, None if layer.bias is None else layer.bias.repeat(n_draws), (n_draws, width))
+    bias, is_single = None if layer.bias is None else layer.bias.repeat(n_draws), flat.shape[1] == 1
+    return Affine(flat.repeat(1, 2) if is_single else flat, bias, (n_draws, width), is_single)
 
 
 def _integrated(drop_prob: float, layer: nn.Linear, n_draws: int, is_drawn: bool, per_row: bool) -> IntegratedLayer:
+    mean = _affine_layer(layer)
     squares = layer.weight.square().t() * (drop_prob / (1 - drop_prob))
     if is_drawn and not per_row:  # only the mean over draws is needed: one sum over draws and units
         squares = (squares / n_draws).repeat(n_draws, 1)
-    return IntegratedLayer(Affine(_right_factor(layer.weight), layer.bias), squares.contiguous(), is_drawn, per_row)
+    return IntegratedLayer(mean, squares.repeat(1, 1 + mean.is_single), is_drawn, per_row)
 
 
-def _right_factor(weight: Tensor) -> Tensor:
-    """The weights as the right factor, laid out for the faster kernel: rows first only where they are few."""
-    return weight.t() if weight.numel() >= _LARGE_WEIGHTS else weight.t().contiguous()
+def _affine_layer(layer: nn.Linear) -> Affine:
+    """The layer with its weights as the right factor, for the faster kernel with rows first only where they are few."""
+    is_single, weight = layer.out_features == 1, layer.weight.t()
+    weight = weight if weight.numel() >= _LARGE_WEIGHTS else weight.contiguous()
+    return Affine(weight.repeat(1, 2) if is_single else weight, layer.bias, is_single=is_single)
 
 
 # Whether a row has the same bits in products of several sizes ---------------------------------------------------------

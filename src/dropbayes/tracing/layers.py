@@ -14,6 +14,7 @@ from dropbayes.tracing.operations import CELLS, ELEMENTWISE, SCALARS, Arguments,
 from dropbayes.tracing.sources import Handlers, RandomMode, handles, run_intercepted
 
 HANDLERS: Handlers = {}
+VECTOR = 64  #: Numbers: a multiple of those that torch takes at once, of any dtype, on any processor.
 
 
 @handles(HANDLERS, *filter(None, [getattr(torch, "_grouped_mm", None)]))  # since PyTorch 2.8
@@ -224,15 +225,18 @@ def _batch_norm(
 
 @handles(HANDLERS, *ELEMENTWISE)
 def _elementwise(mode: RandomMode, func: Operation, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """The last 64 numbers as whole vectors, like all others: on a CPU, torch computes what fills none by other code."""
     several = any(isinstance(one, Tensor) for one in (*args, *kwargs.values()))  # or one for the result
-    if several or not (input.is_cpu and input.dim() and input.numel() % 64) or input.is_sparse or input.is_nested:
+    if several or not (input.is_cpu and input.dim() and input.numel() % VECTOR) or input.is_sparse or input.is_nested:
         return func(input, *args, **kwargs)
-    dense, count = input.clone(memory_format=torch.contiguous_format), input.numel()  # the function may be in place
-    last = func(F.pad(dense.view(-1)[-64:], (0, max(0, 64 - count))), *args, **kwargs)[:count]
-    whole = func(dense, *args, **kwargs)
-    result = torch.cat((whole.view(-1)[:-64], last)).view(whole.shape)
-    return input.copy_(result) if whole is dense else result
+    return in_whole_vectors(func, input, *args, **kwargs)
+
+
+def in_whole_vectors(func: Operation, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """A function of single numbers: on a CPU, torch computes those that fill no vector by code of other rounding."""
+    padded = F.pad(input.flatten(), (0, -input.numel() % VECTOR))
+    whole = func(padded, *args, **kwargs)
+    result = whole[: input.numel()].view(input.shape)
+    return input.copy_(result) if whole is padded else result
 
 
 @handles(HANDLERS, *SCALARS)
