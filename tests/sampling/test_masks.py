@@ -148,13 +148,13 @@ def test_torch_and_numpy_hash_the_same_words():
 
 @pytest.mark.parametrize("rows", [None, range(2)])
 def test_cached_masks_are_used_again_until_others_need_their_memory(monkeypatch, rows):
-    monkeypatch.setattr(masks, "_kept", masks._Kept())
+    monkeypatch.setattr(masks, "kept", masks._Kept())
     monkeypatch.setattr(masks, "_CACHED_BYTES", 3 * 20 * 100 * 4)
     first = mask(Keys(0, 20), rows=rows, shape=(100,))
     assert mask(Keys(0, 20), rows=rows, shape=(100,)) is first
     for seed in range(1, 9):
         mask(Keys(seed, 20), rows=rows, shape=(100,))
-    assert masks._kept._bytes <= masks._CACHED_BYTES
+    assert masks.kept._bytes <= masks._CACHED_BYTES
     again = mask(Keys(0, 20), rows=rows, shape=(100,))
     assert again is not first and torch.equal(again, first)
 
@@ -164,5 +164,5 @@ def test_a_network_that_works_in_place_leaves_the_cached_masks_as_they_are(monke
     x = torch.randn(3, 3, 5, 5)
     first = db.draws(net, x, n_draws=20)
     assert torch.equal(db.draws(net, x, n_draws=20), first)
-    monkeypatch.setattr(masks, "_kept", masks._Kept())
+    monkeypatch.setattr(masks, "kept", masks._Kept())
     assert torch.equal(db.draws(net, x, n_draws=20), first)

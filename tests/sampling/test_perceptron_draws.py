@@ -56,6 +56,17 @@ def test_a_row_of_a_wide_network_has_the_same_bits_wherever_it_stands(
         assert torch.equal(alone.mean[0], whole.mean[row]) and torch.equal(alone.epistemic[0], whole.epistemic[row])
 
 
+def test_many_rows_have_larger_products_with_the_bits_of_a_row_alone(monkeypatch):
+    monkeypatch.setattr(sequential, "_TESTED_OPERATIONS", 1e5)
+    torch.manual_seed(0)
+    hidden = nn.Linear(5, 320), nn.ReLU(), nn.Dropout(0.1), nn.Linear(320, 320), nn.ReLU(), nn.Dropout(0.1)
+    net, x = nn.Sequential(*hidden, nn.Linear(320, 1)).eval(), torch.randn(140, 5)
+    whole = db.predict(net, x, n_draws=100, masks="row")
+    for row in (0, 1, 63, 64, 139):
+        alone = db.predict(net, x[row : row + 1], n_draws=100, masks="row", sampling=db.Sampling(row_offset=row))
+        assert torch.equal(alone.mean[0], whole.mean[row]) and torch.equal(alone.epistemic[0], whole.epistemic[row])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("activation", [nn.ELU, nn.GELU, nn.Mish, nn.Sigmoid, nn.SiLU, nn.Softplus])
 def test_a_row_has_the_same_bits_wherever_its_units_lie_among_those_of_a_batch(activation, dtype):

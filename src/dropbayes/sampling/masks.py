@@ -42,7 +42,7 @@ _TABLE_ENTRIES = 2**20  # bounds the table's memory (8 MB) and the time to sort 
 _MAX_PERMUTATIONS = 256
 _CACHED_BYTES = 2**25  # of all masks that are kept for their next use
 SHARED_BYTES = 2**22  # of the largest one of them
-_ROW_BYTES = 2**17  # likewise with masks for each row: those of many rows would displace the others
+ROW_BYTES = 2**17  # likewise with masks for each row: those of many rows would displace the others
 
 _UNIT, _ROW, _DRAW, _TURN = 1, 2, 3, 4  # streams of one site; the last is of none, and so of site -1
 _HOST = 4  # the stream of seeds for generators outside of torch
@@ -144,7 +144,7 @@ def _numbers(spec: tuple[Any, ...], made: Callable[[Tensor], Tensor]) -> Tensor:
         words = _words(keys, site, draws, rows, units or math.prod(shape), device)
         return made(words).reshape(*words.shape[:-1], *shape)
 
-    return kept(spec, rows, make)
+    return kept(spec, make, SHARED_BYTES if rows is None else ROW_BYTES)
 
 
 def _thresholded(words: Tensor, drop_prob: float, dtype: torch.dtype) -> Tensor:
@@ -195,12 +195,7 @@ class _Kept:
         return new
 
 
-_kept = _Kept()
-
-
-def kept(spec: tuple[Any, ...], rows: range | None, make: Callable[[], Tensor]) -> Tensor:
-    """The numbers of a site that `make` gives, kept for their next use if they are few."""
-    return _kept(spec, make, SHARED_BYTES if rows is None else _ROW_BYTES)
+kept = _Kept()
 
 
 def derived_seed(keys: Keys, draw: int, row: int) -> int:
@@ -288,7 +283,7 @@ def permuted_lattices(n_draws: int, device: torch.device) -> Tensor:
         points = (words.reshape(count, n_draws).argsort(dim=1) * 2**32) // n_draws - 2**31
         return torch.cat([points, points], dim=1).to(torch.int32).to(device)
 
-    return _kept((device, n_draws), make, _CACHED_BYTES)
+    return kept((device, n_draws), make, _CACHED_BYTES)
 
 
 def _hash_rows(key: int | Tensor, rows: range, units: int, device: torch.device) -> Tensor:

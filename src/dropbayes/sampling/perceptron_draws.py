@@ -162,17 +162,18 @@ class PerceptronDraws:
     per_row: bool
     block: int  # the number of rows in a product
     sizes: tuple[int, ...] | None  # None if products must have one size
+    apart: bool = False  # layers before the first site have products of the block's size, whatever the sizes
 
     def __call__(self, x: Tensor, first_row: int) -> tuple[Tensor, Tensor | None]:
         """The outputs `[draw, row, out]`, and the mean over draws of their variances over the integrated site."""
         n_rows, results, variances = x.shape[0], [], []
         block = None if self.sizes or self.per_row else self.block
         for h in self._parts(x):
-            rows = range(first_row, first_row + h.shape[0])
+            rows = range(first_row, first_row + len(h))
             for step in self.steps:
-                h = step(h, rows, block)
+                h = step(h, rows, self.block if self.apart and h.dim() == 2 else block)
             if self.last is not None:
-                h, variance = self.last(h, rows, block)
+                h, variance = self.last(h, rows, self.block if self.apart and h.dim() == 2 else block)
                 variances.append(variance)
             results.append(self._draws_first(h))
             first_row = rows.stop
@@ -184,8 +185,7 @@ class PerceptronDraws:
         """The rows, padded, in chunks that are small enough for the cache."""
         n_rows = x.shape[0]
         missing = -n_rows % (self.sizes[-1] if self.sizes else self.block)
-        if missing:
-            x = torch.constant_pad_nd(x, (0, 0, 0, missing))
+        x = torch.constant_pad_nd(x, (0, 0, 0, missing)) if missing else x
         if not self.sizes:
             return x.split(self.block if self.per_row else max(self.block, _TOGETHER[0]))
         sizes, left = [], n_rows + missing
@@ -200,21 +200,23 @@ class PerceptronDraws:
         return h if self.per_row else h.transpose(0, 1)
 
 
-def prepare(net: Perceptron, spec: MaskSpec, draws: range, *, block: int, like: Tensor) -> PerceptronDraws:
-    """Some draws of a perceptron, prepared.
+def prepare(net: Perceptron, spec: MaskSpec, draws: range, *, block: int, x: Tensor) -> PerceptronDraws:
+    """Some draws of a perceptron, prepared for rows of the dtype, the device and the number of `x`.
 
     `block` is the number of rows in a product. To be integrated, the last dropout must be right before the last layer.
-    The masks have the dtype and device of `like`.
     """
-    steps, last = _steps(net.layers, spec.keys, draws, spec.per_row, spec.integrate, like)
+    steps, last = _steps(net.layers, spec.keys, draws, spec.per_row, spec.integrate, x)
     widest = len(draws) * max(layer.out_features for layer in net.layers if isinstance(layer, nn.Linear))
     fitting = tuple(size for size in _TOGETHER[:-1] if size * widest <= _TOGETHER_ELEMENTS) + _TOGETHER[-1:]
     # With separate masks, even a single row takes part in products of all draws. The largest sizes may not be tested.
-    candidates = [(*fitting[i:], *one) for one in ((1,), ())[not spec.per_row :] for i in range(len(fitting))]
-    factors = _factors(steps, last, len(draws))
-    on_cpu, threads = like.device.type == "cpu", torch.get_num_threads()
-    sizes = next((s for s in candidates if on_cpu and all(_sizes_agree(*one, s, threads) for one in factors)), None)
-    return PerceptronDraws(steps, last, len(draws), spec.per_row, block, sizes)
+    candidates = [((*fitting[i:], *one), False) for one in ((1,), ())[not spec.per_row :] for i in range(len(fitting))]
+    larger = tuple(size for size in fitting if size > block)  # tested where many rows take longer than the test
+    candidates += [((*larger, block), True)] if larger and spec.per_row and len(x) >= 8 * larger[0] else []
+    factors, threads = _factors(steps, last, len(draws)), torch.get_num_threads()
+    for sizes, large in candidates if x.is_cpu else ():
+        if all(_sizes_agree(*one, sizes, threads, large) for one in factors if one[-1] > 1 or not large):
+            return PerceptronDraws(steps, last, len(draws), spec.per_row, block, sizes, large)
+    return PerceptronDraws(steps, last, len(draws), spec.per_row, block, None)
 
 
 def _steps(
@@ -295,14 +297,16 @@ def _factors(steps: tuple[Step, ...], last: IntegratedLayer | None, n_draws: int
 
 @functools.lru_cache(maxsize=256)
 def _sizes_agree(
-    shape: tuple[int, int], stride: tuple[int, ...], dtype: torch.dtype, multiple: int, sizes: tuple[int, ...], _: int
-) -> bool:
+    shape: tuple[int, int], stride: tuple[int, ...], dtype: torch.dtype, multiple: int, sizes: tuple[int, ...], _: int,
+    large: bool = False,
+) -> bool:  # fmt: skip
     """Whether a row of a product with such a factor has the same bits in all these numbers of rows, by some threads.
 
     The order in which a product sums depends on its shape and not on its values, so random values suffice.
     """
     most = sizes[0] * multiple
-    if 2.0 * most * shape[0] * shape[1] > _TESTED_OPERATIONS or dtype not in (torch.float32, torch.float64):
+    costs = 0.0 if large else 2.0 * most * shape[0] * shape[1]
+    if costs > _TESTED_OPERATIONS or dtype not in (torch.float32, torch.float64):
         return False
     source = torch.Generator("cpu").manual_seed(0)
     weight = torch.empty_strided(shape, stride, dtype=dtype, device="cpu").normal_(generator=source)

@@ -296,7 +296,7 @@ class Plan:
             moments = perceptron_moments(self.direct, x, spec.keys, draws, keyed_rows, spec.integrate)
             if moments is not None:
                 return Block(rows, draws, [], moments=moments)
-        outputs, variance = prepare(self.direct, spec, draws, block=self.product_rows, like=x[:0])(x, first_row)
+        outputs, variance = prepare(self.direct, spec, draws, block=self.product_rows, x=x)(x, first_row)
         return Block(rows, draws, [outputs], None if variance is None else [variance])
 
     @contextlib.contextmanager

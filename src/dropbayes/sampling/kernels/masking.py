@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dropbayes.sampling.kernels import words
 from dropbayes.sampling.kernels.launching import launch, power_of_two, tile_count
-from dropbayes.sampling.masks import Keys, as_signed, keep_scale, kept, signed_threshold
+from dropbayes.sampling.masks import ROW_BYTES, SHARED_BYTES, Keys, as_signed, keep_scale, kept, signed_threshold
 
 _TILE_BYTES = 8192  # four 16-byte accesses of each of 128 threads
 _MAX_TILE = 1024  # columns; the rows of a tile share look-ups of the lattice
@@ -60,7 +60,8 @@ def uniforms(
         _launch(None, out, keys, site, 0.0, draws, rows, minor=1)
         return out
 
-    return kept((device, keys, site, draws, rows, n_rows, outer, inner), rows, make)
+    largest = SHARED_BYTES if rows is None else ROW_BYTES
+    return kept((device, keys, site, draws, rows, n_rows, outer, inner), make, largest)
 
 
 def _launch(
