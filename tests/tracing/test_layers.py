@@ -92,6 +92,16 @@ def test_a_function_in_place_leaves_its_result_in_its_input():
         torch.testing.assert_close(layout, expected)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning")
+@pytest.mark.parametrize("layout", ["to_sparse", "to_sparse_csr"])
+def test_sparse_tensors_keep_their_layout(layout):
+    x = getattr(torch.eye(5), layout)()
+    with Interception(Ones()):
+        result = torch.tanh(x)
+    assert result.layout == x.layout
+    torch.testing.assert_close(result.to_dense(), torch.eye(5).tanh())
+
+
 def test_functions_of_odd_lengths_have_their_derivatives():
     x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
 

@@ -275,8 +275,8 @@ def _integrated(drop_prob: float, layer: nn.Linear, n_draws: int, is_drawn: bool
 
 def _affine_layer(layer: nn.Linear) -> Affine:
     """The layer with its weights as the right factor, for the faster kernel with rows first only where they are few."""
-    is_single, weight = layer.out_features == 1, layer.weight.t()
-    weight = weight if weight.numel() >= _LARGE_WEIGHTS else weight.contiguous()
+    is_single, few = layer.out_features == 1, layer.weight.numel() < _LARGE_WEIGHTS
+    weight = layer.weight.t().contiguous() if few else layer.weight.t()
     return Affine(weight.repeat(1, 2) if is_single else weight, layer.bias, is_single=is_single)
 
 

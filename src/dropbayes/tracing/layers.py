@@ -226,7 +226,7 @@ def _batch_norm(
 @handles(HANDLERS, *ELEMENTWISE)
 def _elementwise(mode: RandomMode, func: Operation, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     several = any(isinstance(one, Tensor) for one in (*args, *kwargs.values()))  # or one for the result
-    if several or not (input.is_cpu and input.dim() and input.numel() % VECTOR) or input.is_sparse or input.is_nested:
+    if several or input.layout is not torch.strided or input.is_nested or not (input.is_cpu and input.numel() % VECTOR):
         return func(input, *args, **kwargs)
     return in_whole_vectors(func, input, *args, **kwargs)
 
