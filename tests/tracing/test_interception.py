@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dropbayes.tracing import Interception, Ones, UnsupportedStrategy, view_at_sites
+from dropbayes.tracing import Interception, Ones, SiteNames, UnsupportedStrategy, view_at_sites
 from dropbayes.tracing.interception import HANDLERS
 from tests.tracing.fixed_source import FixedSource, run_with_fixed_source
 
@@ -112,6 +112,25 @@ def test_a_refusal_that_the_network_catches_ends_a_pass_at_sites():
     view = view_at_sites(Catching(nn.Dropout(0.5)), lambda name, module: True, {"0"}, Ones())
     with pytest.raises(UnsupportedStrategy, match="a mask"), Interception(Refusing()).at_sites():
         view.net(torch.ones(2, 3))
+
+
+def test_a_dropout_has_its_name_at_its_site_however_it_is_called():
+    class Naming(FixedSource):
+        def dropout(self, *args):
+            named.append(names.next("dropout"))
+            return super().dropout(*args)
+
+    class Calling(nn.Sequential):
+        def forward(self, x):
+            return self[0].forward(self[0](x))
+
+    named, net = [], nn.Sequential(Calling(nn.Dropout(0.5)), nn.ReLU())
+    view = view_at_sites(net, lambda name, module: True, {"0.0"}, Ones())
+    for run, paths in ((net, {id(m): name for name, m in net.named_modules()}), (view.net, view.paths)):
+        names, mode = SiteNames(paths), Interception(Naming())
+        with mode if run is net else mode.at_sites():
+            run(torch.ones(2, 3))
+    assert named == ["0.0 dropout 0", "0.0 dropout 1"] * 2
 
 
 def test_there_is_no_mode_at_the_sites_of_a_hook_or_of_the_network_itself():

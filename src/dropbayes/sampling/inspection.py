@@ -112,7 +112,8 @@ def inspect(
     With `any_length`, an inspection of one length serves others: for sites and axes, but not for costs and shapes. With
     `trusted`, one that is remembered is taken as it is: whoever uses it asks afterwards whether it `is_current`.
     """
-    key = _key(inputs, ignored, positions, any_length)
+    described = form(inputs) if any_length else inputs.signature
+    key = described, repr(inputs.spec), inputs.n_rows == 1, ignored, positions, any_length  # no hash in torch 2.6
     known = _inspections.get(net)
     if known is None:
         check_modules(net)
@@ -133,11 +134,6 @@ def is_current(net: nn.Module) -> bool:
     """Whether nothing about a network's modules has changed since it was inspected, if it was."""
     known = _inspections.get(net := checked_network(net))
     return known is None or known[0].holds(net)
-
-
-def _key(inputs: Inputs, ignored: tuple[str, ...], positions: bool, any_length: bool) -> tuple[Any, ...]:
-    described = form(inputs) if any_length else inputs.signature
-    return described, repr(inputs.spec), inputs.n_rows == 1, ignored, positions, any_length  # no hash in torch 2.6
 
 
 def _holds_for_rows(net: nn.Module, inputs: Inputs, ignored: tuple[str, ...], inspection: Inspection) -> bool:

@@ -357,10 +357,9 @@ class KeyedSource(SiteSource):
         self, site: Site, shape: tuple[int, ...], drop_prob: float | None, dtype: torch.dtype, device: torch.device
     ) -> Tensor | None:
         """The scaled mask, or the uniforms, of one of the draws in turn, where all rows share them; otherwise None."""
-        among, key = self._among, (site.index, site.name, shape, drop_prob, dtype)
-        if among is None or self._mask_rows(site) is not None or self._tries(site):
+        if (among := self._among) is None or self._mask_rows(site) is not None or self._tries(site):
             return None
-        if key not in self._made:
+        if (key := (site.index, site.name, shape, drop_prob, dtype)) not in self._made:
             layout, shape = self._layout(site, shape)
             n_bytes = len(among) * math.prod(shape) * dtype.itemsize
             held = sum(len(numbers) * numbers[0].nbytes for numbers in self._made.values())
@@ -484,7 +483,7 @@ class KeyedSource(SiteSource):
             pairs = self._pairs(x).contiguous()
             return self._hide(masked(pairs, outer=1, inner=math.prod(shape)).view(pairs.shape), 2)
         assert layout is not None
-        if self.level is None and (split := _transposed(x) if layout == RowLayout(0, 1) else 0):
+        if self.level is None and layout == RowLayout(0, 1) and not x.is_contiguous() and (split := _transposed(x)):
             behind, ahead = tuple(range(split, x.dim())), tuple(range(1, 1 + x.dim() - split))
             memory = x.movedim(behind, ahead)
             result = masked(memory, outer=1, inner=math.prod(shape[1:]), minor=math.prod(shape[1:split]))
@@ -534,7 +533,7 @@ def _transposed(x: Tensor) -> int:
     """The axis whose units, and those behind it, come before a row's others in memory, as channels last; 0 if none."""
     axes = range(x.dim())
     splits = (split for split in axes[2:] if x.permute(0, *axes[split:], *axes[1:split]).is_contiguous())
-    return 0 if x.is_contiguous() else next(splits, 0)
+    return next(splits, 0)
 
 
 def _is_mapped(x: Tensor, level: int) -> bool:

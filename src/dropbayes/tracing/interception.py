@@ -7,10 +7,11 @@ call: a network that is known to ask nowhere else can enter the mode in the modu
 
 import contextlib
 import functools
+import sys
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -98,6 +99,10 @@ def _generator_states() -> list[Tensor]:
 
 
 def _run_at_site(reference: weakref.ref[nn.Module], otherwise: Source, *args: Any, **kwargs: Any) -> PyTree:
-    module: Any = reference()
-    with _of_pass.get() or Interception(otherwise):
+    module, mode = cast(Any, reference()), _of_pass.get() or Interception(otherwise)
+    is_dropout = type(module).forward is nn.Dropout.forward and F.dropout in HANDLERS
+    if is_dropout and sys._getframe(1).f_code is nn.Module._call_impl.__code__:  # half the time of torch's way here
+        settings = {"p": module.p, "training": module.training, "inplace": module.inplace}
+        return mode.__torch_function__(F.dropout, (), args, kwargs | settings)
+    with mode:
         return type(module).forward(module, *args, **kwargs)

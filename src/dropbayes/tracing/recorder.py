@@ -205,7 +205,9 @@ class Recorder(Ones):
     def _follow(self, func: Callable[..., Any], args: Arguments, kwargs: NamedArguments, result: Tensor) -> None:
         leaves = operands((*args, *kwargs.values()))
         if func in PRODUCTS:
-            self._use_product(leaves)
+            keep_prob = self._keep_prob_of(*(leaf for leaf in leaves if id(leaf) not in self._weights))
+            for leaf in leaves:
+                self._use(leaf, keep_prob)
         elif func in LOOKUPS:
             self._lookups.add(id(result))
             self._alive.append(result)
@@ -234,11 +236,6 @@ class Recorder(Ones):
     def _use(self, weight: Tensor, keep_prob: float) -> None:
         if id(weight) in self._weights:
             self.uses.append((self._weights[id(weight)], keep_prob))
-
-    def _use_product(self, operands: list[Tensor]) -> None:
-        factors = [operand for operand in operands if id(operand) not in self._weights]
-        for weight in operands:
-            self._use(weight, self._keep_prob_of(*factors))
 
     def _use_attention(self, args: Arguments, kwargs: NamedArguments) -> None:
         """The weight that is cut into the projections of three inputs; an uncut one is in a product of its own."""
