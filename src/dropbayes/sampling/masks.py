@@ -179,7 +179,7 @@ class _Kept:
     def __call__(self, spec: tuple[Any, ...], make: Callable[[], Tensor], largest: int) -> Tensor:
         """The tensor of a specification, its device first: made if it is not here, and kept if it is not too large."""
         if spec[0].type == "cuda":  # another stream would not wait until it is made, nor be waited for at its end
-            spec = (*spec, torch._C._cuda_getCurrentRawStream(spec[0].index))
+            spec = (*spec, torch.cuda.current_stream(spec[0]).cuda_stream)
         with self._lock:
             if spec in self._tensors:
                 self._tensors.move_to_end(spec)
