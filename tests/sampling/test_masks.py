@@ -33,6 +33,15 @@ def test_masks_do_not_depend_on_how_draws_and_rows_are_cut(sampler, rows):
         assert torch.equal(whole, torch.cat(blocks, dim=1))
 
 
+@pytest.mark.parametrize("rows", [None, range(2)])
+def test_units_are_hashed_once_for_all_draws_of_a_site(monkeypatch, rows):
+    keys, hashed, hash_numbers = Keys(41 if rows is None else 42, 30), [], masks._hash_numbers
+    monkeypatch.setattr(masks, "_hash_numbers", lambda key, n: hashed.append(len(n)) or hash_numbers(key, n))
+    for first in range(0, 30, 10):
+        mask(keys, draws=range(first, first + 10), rows=rows, shape=(9, 11))
+    assert hashed.count(99) == 1
+
+
 def test_first_independent_draws_do_not_depend_on_how_many_follow():
     few, many = mask(Keys(1, 50, "independent")), mask(Keys(1, 100, "independent"))
     assert torch.equal(few, many[:50])

@@ -6,6 +6,7 @@ import pathlib
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ import dropbayes as db
 from dropbayes.sampling import Sampling
 from dropbayes.sampling import plan as planning
 from dropbayes.sampling.inputs import as_inputs
+from dropbayes.sampling.strategies import evaluate
 from dropbayes.tracing import RowLayout
 from tests.cases import crossed
 from tests.sampling.zoo import Module, ScaledAttention, build
@@ -445,9 +447,43 @@ def test_rows_that_share_drawn_weights_are_a_block_of_few_draws():
     layers = [db.layers.Linear(64, 256, noise=db.layers.GaussianNoise()), nn.ReLU()]
     net = nn.Sequential(*layers, db.layers.Linear(256, 1, noise=db.layers.GaussianNoise())).eval()
     plan = planning.make_plan(net, as_inputs(torch.randn(3, 64), net), keys=Sampling().keys(1000, 0))
-    n_weights = sum(p.numel() for p in net.parameters() if p.dim())
+    n_weights = max(p.numel() for p in net.parameters() if p.dim())
     assert plan.block_rows >= 32, "all weights are drawn anew for each block"
-    assert 24 * n_weights * plan.chunk_draws <= 32 * 2**20, "and held for all its draws"
+    assert 24 * n_weights * plan.chunk_draws <= 32 * 2**20, "and those of one layer at a time held for all its draws"
+
+
+class OfPositions(nn.Module):
+    """Scores of rows by a table that is dropped once for all of them, as DeBERTa's are by that of its distances."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.drop = nn.Embedding(2048, 64), nn.Dropout(0.1)
+        self.key, self.out = nn.Linear(64, 64), nn.Linear(64, 3)
+
+    def forward(self, x):
+        keys = self.key(self.drop(self.table.weight))
+        return self.out(self.drop(torch.softmax(x @ keys.T, -1) @ keys))
+
+
+def test_many_rows_share_what_a_draw_computes_once_with_the_bits_of_a_row_alone(monkeypatch):
+    torch.manual_seed(0)
+    net, x, work = OfPositions().eval(), torch.randn(48, 16, 64), []
+    monkeypatch.setattr(planning, "evaluate", lambda *args: work.append(len(args[-1].rows)) or evaluate(*args))
+    p = db.predict(net, x, n_draws=30)
+    monkeypatch.undo()
+    plans = [planning.make_plan(net, as_inputs(rows, net), keys=Sampling().keys(30, 0)) for rows in (x[:1], x)]
+    assert plans[0].block_rows < plans[1].block_rows and max(work) == plans[1].block_rows
+    for row in (0, 20, 47):
+        alone = db.predict(net, x[row : row + 1], n_draws=30)
+        assert torch.equal(alone.mean, p.mean[row : row + 1]) and torch.equal(alone.std, p.std[row : row + 1])
+
+
+def test_the_chunks_of_a_block_differ_by_at_most_one_draw():
+    net, x = OfPositions().eval(), torch.randn(2, 16, 64)
+    plan = planning.make_plan(net, as_inputs(x, net), keys=Sampling().keys(50, 0))
+    for chunk in (9, 7, 50, 1):
+        sizes = [len(block.draws) for block in replace(plan, chunk_draws=chunk, block_rows=2).run(as_inputs(x, net))]
+        assert sum(sizes) == 50 and max(sizes) <= chunk and max(sizes) - min(sizes) <= 1
 
 
 @pytest.mark.parametrize("error, agrees", [(0.02, True), (1.0, False)])

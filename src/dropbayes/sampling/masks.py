@@ -205,40 +205,40 @@ def derived_seed(keys: Keys, draw: int, row: int) -> int:
 
 def _words(keys: Keys, site: int, draws: range, rows: range | None, units: int | Units, device: torch.device) -> Tensor:
     """Signed 32-bit words, uniform over their range: `[draw, unit]` or `[draw, row, unit]`."""
-    if isinstance(units, Units):
-        return _numbered_words(keys, site, draws, rows, units.numbers(device))
-    if keys.sampler == "independent":
-        return _independent_words(keys, site, draws, rows, units, device)
-    # One hash per unit selects its permutation, its offset and, with shared masks, its shift.
-    choice = _hash(keys.stream(site, _UNIT), 0, units, device)
-    if rows is None:
-        return _lattice(keys, draws, choice) + choice.to(torch.int32)  # int32 wraps around: the fractional part
-    return _row_lattice(keys, draws, rows, choice).add_(_hash_rows(keys.stream(site, _ROW), rows, units, device))
-
-
-def _independent_words(
-    keys: Keys, site: int, draws: range, rows: range | None, units: int, device: torch.device
-) -> Tensor:
-    streams = _hash(keys.stream(site, _DRAW), draws.start, draws.stop, device)[:, None]
-    words = _hash_rows(streams, rows or range(1), units, device)
-    return words if rows is None else words.reshape(len(draws), len(rows), units)
-
-
-def _numbered_words(keys: Keys, site: int, draws: range, rows: range | None, numbers: Tensor) -> Tensor:
-    """The words of explicitly numbered units; the row is folded into the key, since rows have no fixed width."""
-    device = numbers.device
+    n_units, numbers = (units, None) if isinstance(units, int) else (0, units.numbers(device))
     if keys.sampler == "independent":
         streams = _hash(keys.stream(site, _DRAW), draws.start, draws.stop, device)[:, None]
+        if numbers is None:
+            words = _hash_rows(streams, rows or range(1), n_units, device)
+            return words if rows is None else words.reshape(len(draws), len(rows), n_units)
         if rows is None:
             return _halves(streams, numbers)
         own = [_halves(_hash_numbers(streams, streams.new_tensor([row + 1])), numbers) for row in rows]
         return torch.stack(own, dim=1)
-    choice = _hash_numbers(keys.stream(site, _UNIT), numbers)
+    places, shifts = _chosen(keys, site, units, device)
     if rows is None:
-        return _lattice(keys, draws, choice) + choice.to(torch.int32)
+        return _lattice(keys, draws, places) + shifts  # int32 wraps around: the fractional part
     key = keys.stream(site, _ROW)
-    shifts = torch.stack([_halves(fold(key, row), numbers) for row in rows])
-    return _row_lattice(keys, draws, rows, choice).add_(shifts)
+    if numbers is None:
+        return _row_lattice(keys, draws, rows, places).add_(_hash_rows(key, rows, n_units, device))
+    # The row is folded into the key, since rows have no fixed width.
+    return _row_lattice(keys, draws, rows, places).add_(torch.stack([_halves(fold(key, row), numbers) for row in rows]))
+
+
+def _chosen(keys: Keys, site: int, units: int | Units, device: torch.device) -> Tensor:
+    """Where the lattice of each unit begins in the table and, with shared masks, its shift, as int32 `[2, unit]`.
+
+    Kept for the next draws and rows: one hash of each unit decides for all of them.
+    """
+
+    def make() -> Tensor:
+        numbers = units.numbers(device) if isinstance(units, Units) else torch.arange(units, device=device)
+        choice, table = _hash_numbers(keys.stream(site, _UNIT), numbers), permuted_lattices(keys.n_draws, device)
+        permutation = (_shift_right(choice, 32) & 0xFFFF) % table.shape[0]
+        start = _shift_right(choice, 48) % keys.n_draws
+        return torch.stack([permutation * table.shape[1] + start, choice]).to(torch.int32)
+
+    return kept((device, keys, site, units), make, SHARED_BYTES)
 
 
 def _halves(key: int | Tensor, numbers: Tensor) -> Tensor:
@@ -247,31 +247,22 @@ def _halves(key: int | Tensor, numbers: Tensor) -> Tensor:
     return torch.where(numbers % 2 == 1, words >> 32, words).to(torch.int32)
 
 
-def _lattice(keys: Keys, draws: range, choice: Tensor) -> Tensor:
+def _lattice(keys: Keys, draws: range, places: Tensor) -> Tensor:
     r"""The permuted lattice $\pi_k(t)/T$ of every unit $k$ as 32-bit words, `[draw, unit]`, draws innermost."""
-    table = permuted_lattices(keys.n_draws, choice.device)
-    windows = table.view(-1).unfold(0, len(draws), 1)
-    return windows[_places(keys, choice, table) + draws.start].t()
+    table = permuted_lattices(keys.n_draws, places.device)
+    return table.view(-1).unfold(0, len(draws), 1)[places + draws.start].t()
 
 
-def _row_lattice(keys: Keys, draws: range, rows: range, choice: Tensor) -> Tensor:
+def _row_lattice(keys: Keys, draws: range, rows: range, places: Tensor) -> Tensor:
     """The lattices of rows that each begin at a draw of their own, `[draw, row, unit]`.
 
     Rows that began at the same one would be correlated over the draws of a seed, and more draws would not change that.
     """
-    turns = _shift_right(_hash(keys.stream(-1, _TURN), rows.start, rows.stop, choice.device), 32)
-    positions = (torch.arange(draws.start, draws.stop, device=choice.device)[:, None] + turns) % keys.n_draws
+    turns = _shift_right(_hash(keys.stream(-1, _TURN), rows.start, rows.stop, places.device), 32)
+    positions = (torch.arange(draws.start, draws.stop, device=places.device)[:, None] + turns) % keys.n_draws
     if positions.numel() >= keys.n_draws:
-        return _lattice(keys, range(keys.n_draws), choice).contiguous()[positions]
-    table = permuted_lattices(keys.n_draws, choice.device)
-    return table.view(-1)[positions[..., None] + _places(keys, choice, table)]
-
-
-def _places(keys: Keys, choice: Tensor, table: Tensor) -> Tensor:
-    """Where the lattice of each unit begins in the table."""
-    permutation = (_shift_right(choice, 32) & 0xFFFF) % table.shape[0]
-    start = _shift_right(choice, 48) % keys.n_draws
-    return permutation * table.shape[1] + start
+        return _lattice(keys, range(keys.n_draws), places).contiguous()[positions]
+    return permuted_lattices(keys.n_draws, places.device).view(-1)[positions[..., None] + places]
 
 
 def permuted_lattices(n_draws: int, device: torch.device) -> Tensor:

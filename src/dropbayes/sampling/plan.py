@@ -124,8 +124,8 @@ class Plan:
         while start < inputs.n_rows:
             rows = range(start, min(start + plan.block_rows, inputs.n_rows))
             position, size = plan.draws.start, plan.chunk_draws
-            while position < plan.draws.stop:
-                draws = range(position, min(position + size, plan.draws.stop))
+            while left := plan.draws.stop - position:
+                draws = range(position, position + math.ceil(left / math.ceil(left / size)))  # no small one at the end
                 try:
                     with plan._running():
                         block = plan._block(inputs, rows, first_row + rows.start, draws)
@@ -425,7 +425,7 @@ def _with_blocks(plan: Plan, inputs: Inputs, rows: int, chunk: int) -> Plan:
     # Weights that a draw has for all rows; of a whole input, all masks are such, and the pairs count their memory.
     weights = [math.prod(site.shape) for site in profile.sites if site.layout is None and not inputs.is_one_row]
     rows = min(rows, plan.inspection.most_rows)
-    chunk = min(chunk, max(1, plan.working_bytes // (24 * sum(weights) + 1)))
+    chunk = min(chunk, max(1, plan.working_bytes // (24 * max(weights, default=0) + 1)))
     operations = rows * (profile.prefix_cost + chunk * profile.suffix_cost)
     chunk = n_draws if plan.strategy.draws == "single" else math.ceil(n_draws / math.ceil(n_draws / chunk))
     return replace(plan, block_rows=rows, chunk_draws=chunk, operations=operations)
@@ -472,20 +472,24 @@ def _suited_to_rows(plan: Plan, inputs: Inputs) -> Plan:
         return _with_blocks(plan, inputs, rows, 1)
     if inputs.n_rows < _MIN_BLOCKS * plan.block_rows or inputs.device.type != "cpu":
         return plan
-    profile, n_draws = plan.profile, len(plan.draws)
-    # The time of a block's calls, in rows: of ten times as many, it is hardly any.
-    calls = profile.n_calls * _CALL_OPERATIONS / max(1.0, profile.prefix_cost + n_draws * profile.suffix_cost)
-    most = max(1, min(plan.working_bytes // max(1, profile.pass_bytes * n_draws), 10 * calls, _MAX_ROWS["cpu"]))
-    sizes = [2**k for k in range(int(most).bit_length())]
-    rows = min(sizes, key=lambda size: math.ceil(inputs.n_rows / size) * (size + calls))  # with the padded ones
-    return _with_blocks(plan, inputs, rows, n_draws) if rows > plan.block_rows else plan
+    profile, n_draws, pairs = plan.profile, len(plan.draws), _fitting_pairs(plan)
+    a_row = max(1.0, profile.prefix_cost + n_draws * profile.suffix_cost)
+
+    def beside(size: int) -> float:
+        """The time of a block's calls and of what its rows share, in rows: of ten times as many, it is hardly any."""
+        calls = math.ceil(n_draws / max(1, pairs // size)) * profile.n_calls * _CALL_OPERATIONS
+        return (calls + n_draws * profile.shared_cost) / a_row
+
+    sizes = [2**k for k in range(int(max(1, min(pairs, 10 * beside(1), _MAX_ROWS["cpu"]))).bit_length())]
+    rows = min(sizes, key=lambda size: math.ceil(inputs.n_rows / size) * (size + beside(size)))  # with the padded ones
+    return _with_blocks(plan, inputs, rows, min(n_draws, pairs // rows)) if rows > plan.block_rows else plan
 
 
 def _have_same_bits(small: Plan, large: Plan, inputs: Inputs) -> bool:
     """Whether the first and the last rows of a block have the same bits in smaller ones: several, one may by chance."""
-    if small.strategy.draws == "single":
-        draws = small.draws[: math.ceil(2 * _COMPARED_ROWS / inputs.n_rows)]
-        small, large = replace(small, draws=draws), replace(large, draws=draws)
+    single = small.strategy.draws == "single"
+    n_draws = math.ceil(2 * _COMPARED_ROWS / inputs.n_rows) if single else 2 * small.chunk_draws - 1
+    small, large = (replace(plan, draws=plan.draws[:n_draws]) for plan in (small, large))
     size, n_rows = small.block_rows, min(large.block_rows, inputs.n_rows)
     together = large.collected(inputs.block(0, n_rows))[0]
     first = range(0, n_rows, size)[: math.ceil(_COMPARED_ROWS / (size * len(small.draws)))]
