@@ -167,6 +167,21 @@ def experts_that_are_hit():
     return Noted(function, gate=nn.Linear(8, 4), d=nn.Dropout(0.2), experts=nn.ModuleList(made_of)), torch.randn(64, 8)
 
 
+def marked():
+    """The last token of each row that is marked, as BART takes the state at the end of a text."""
+
+    def function(self, x):
+        selected = self.d(torch.tanh(self.a(x)))[x[..., 0] > 0]
+        if selected.shape[0] % x.shape[0]:
+            raise ValueError("every row must have as many marked tokens")
+        return self.o(selected.view(x.shape[0], -1, 8)[:, -1])
+
+    x = torch.randn(64, 5, 8)
+    x[..., 0] = -1.0
+    x[torch.arange(64), torch.arange(64) % 5, 0] = 1.0
+    return Noted(function, a=nn.Linear(8, 8), d=nn.Dropout(0.1), o=nn.Linear(8, 2)), x
+
+
 def micro_batches(size=16):
     def function(self, x):
         return torch.cat([self.o(self.d(torch.relu(self.a(part)))) for part in x.split(size)])
@@ -184,7 +199,7 @@ def a_drop_probability_by_chance():
 
 NETWORKS = {f"layers skipped by {name}": lambda gate=gate: skipped(gate) for name, gate in GATES.items()} | {
     f.__name__: f for f in (batch_depth, dropped_weights, siamese, packed, packed_after_dropout, experts, experts_with_any,
-                       experts_that_are_hit, micro_batches, a_drop_probability_by_chance)
+                       experts_that_are_hit, marked, micro_batches, a_drop_probability_by_chance)
 }  # fmt: skip
 
 
@@ -210,6 +225,14 @@ def test_rows_that_are_cut_into_fours_go_by_fours_from_the_second_call_on():
     db.predict(net, x, n_draws=30)
     calls, rows = passes(lambda: db.predict(net, x, n_draws=30, seed=1))
     assert calls <= 16 * 1.3 and rows <= 30 * 64 * 1.3, (calls, rows)
+
+
+def test_tokens_that_the_rows_mark_run_with_all_draws_at_once():
+    net, x = made(marked)
+    db.predict(net, x, n_draws=30)
+    assert passes(lambda: db.predict(net, x, n_draws=30, seed=1))[0] <= 5
+    assert_law(net, x[:6], n_draws=150)
+    assert_same_alone(net, x[:20], rows=(0, 19))
 
 
 @pytest.mark.slow

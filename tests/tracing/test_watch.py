@@ -134,6 +134,28 @@ def test_which_experts_have_rows_sets_draws_apart_and_not_rows(name, sends):
     assert reads_of(batch, other) == ({(True, False, False), (False, True, False)} if sends else strict)
 
 
+LENGTHS = {
+    "of a draw, selected by the rows": (lambda rows, drawn: drawn[rows > 1], {(False, True, False)}),
+    "of a row, selected by a draw": (lambda rows, drawn: rows[drawn > 0], {(True, False, False)}),
+    "selected by both": (lambda rows, drawn: rows[rows * drawn > 1], {(True, False, False), (False, True, False)}),
+    "selected by neither": (lambda rows, drawn: drawn[torch.tensor([True, False, True])], set()),
+    "taken by a mask of the rows": (lambda rows, drawn: drawn.masked_select(rows > 1), {(False, True, False)}),
+    "of places in the rows": (lambda rows, drawn: (rows > 1).nonzero() + drawn.sum(), {(False, True, False)}),
+    "of what was computed of those": (lambda rows, drawn: drawn[rows > 1].exp() * 2, {(False, True, False)}),
+    "of a draw that nothing selects": (lambda rows, drawn: drawn * 2, set()),
+}
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+def test_a_length_depends_on_what_selects_and_not_on_what_is_selected(name):
+    function, expected = LENGTHS[name]
+    rows, drawn = torch.arange(1.0, 4.0), torch.arange(3.0)
+    with torch.no_grad(), Watch([rows]) as watch:
+        watch.mark_drawn([drawn])
+        watch.note_length(function(rows, drawn))
+    assert watch.reads == expected
+
+
 def test_a_line_that_reads_the_same_in_every_pass_does_not_ask_which_experts_have_rows():
     def watched_rows(values):
         rows, drawn = torch.tensor(values), torch.ones(1)

@@ -60,7 +60,8 @@ class Watch(TorchDispatchMode):
         self._shared = {key: name for name, tensor in (shared or {}).items() if (key := storage(tensor))}
         self._rowed, self._drawn = dict(self._rows), dict[int, StorageWeakRef]()
         self._counts = dict[int, StorageWeakRef]()  # tensors that say whether, where or how many entries there are
-        self._sized = dict[int, StorageWeakRef]()  # and those whose length depends on values
+        self._sized_drawn = dict[int, StorageWeakRef]()  # and those whose length depends on a site,
+        self._sized_rowed = dict[int, StorageWeakRef]()  # or on the rows
         self._parts = dict[int, StorageWeakRef]()  # or that are computed of such, but for where they are put
         self._empty = False, False  # whether an empty one, which has no memory, depends on a site, on the rows
         self._after_site = False
@@ -111,9 +112,13 @@ class Watch(TorchDispatchMode):
     def note_length(self, tensor: Tensor) -> None:
         """Notes that Python read the lengths of a tensor, which are values where they depend on some."""
         # Of rows that are sent to experts, only whether there are any is asked: draws run apart, rows need not.
-        key, kinds = {storage(tensor)}, ((True, False, False), (False, True, False))
-        depends = [_marks(key, self._sized) and _marks(key, marks) for marks in (self._drawn, self._rowed)]
+        kinds, depends = ((True, False, False), (False, True, False)), self._sized(tensor)
         self._reads |= set(itertools.compress(kinds, depends if tensor.numel() else self._empty))
+
+    def _sized(self, *tensors: Any) -> tuple[bool, bool]:
+        """Whether the length of one of the tensors depends on a site, and on the rows."""
+        keys = {storage(tensor) for tensor in tensors if isinstance(tensor, Tensor)}
+        return _marks(keys, self._sized_drawn), _marks(keys, self._sized_rowed)
 
     @property
     def reads(self) -> set[Read]:
@@ -146,20 +151,23 @@ class Watch(TorchDispatchMode):
         drawn, rowed = _marks(given, self._drawn), _marks(given, self._rowed)
         if torch.Tag.data_dependent_output in tags and args:
             self.note_read(args[0], number=name != "equal" and args[0].dtype != torch.bool)
-        is_sized = (drawn or rowed) and torch.Tag.dynamic_output_shape in tags and _selects(func, args)
-        self.has_dynamic_shapes |= is_sized
-        is_sized |= bool(self._sized) and _marks({storage(t) for t in args[:1] if isinstance(t, Tensor)}, self._sized)
+        sized, length = self._sized(*args[:1]), (False, False)
+        if torch.Tag.dynamic_output_shape in tags and _selects(func, args):  # of what a mask selects, by that alone
+            by = set(map(storage, operands(args[1:]))) if name in ("index", "masked_select") else given
+            length = _marks(by, self._drawn), _marks(by, self._rowed)
+        self.has_dynamic_shapes |= any(length)
+        sized = sized[0] or length[0], sized[1] or length[1]
         is_count = name in ("any", "count_nonzero", "nonzero") or (name == "sum" and args[0].dtype is torch.bool)
         is_count |= bool(given) and all(_marks({key}, self._counts) for key in given)
         puts = ("index_put", "index_add", "index_copy", "scatter")
-        is_part = is_sized or (_marks(given, self._parts) and not any(word in name for word in puts))
+        is_part = any(sized) or (_marks(given, self._parts) and not any(word in name for word in puts))
         self.selects_parts |= self.has_dynamic_shapes and _takes_parts(func, args)
         if (drawn or rowed) and any(word in name for word in ("index", "gather", "scatter", "take")):
             indices = {storage(index) for index in operands(args[1:]) if index.dtype == torch.int64}
             known = self._drawn | self._rowed
             # Of a length that depends on values, they send some of the rows elsewhere, which is seen by that.
             by_value = bool(indices) and all(_marks({index}, known) for index in indices)
-            by_value &= not _marks(indices, self._sized)
+            by_value &= not _marks(indices, self._sized_drawn | self._sized_rowed)
             self.reorders |= by_value and _marks(given - indices, known)
         if rowed and name in ("cumprod", "cumsum", "sort", "topk") and args[0].dim():
             self.ranked.append((name, args[0].shape[_named(func, args, kwargs)["dim"]]))
@@ -176,17 +184,18 @@ class Watch(TorchDispatchMode):
         result = func(*args, **kwargs)
         for tensor in operands(result if isinstance(result, (tuple, list)) else (result,)):
             self.draws_by_generator += tensor.numel() if by_generator else 0
-            self._hold(tensor, given, (drawn, rowed, is_count, is_sized and tensor.dim() > 0, is_part))
+            of_length = sized if tensor.dim() else (False, False)
+            self._hold(tensor, given, (drawn, rowed, is_count, is_part, *of_length))
         if name == "_pack_padded_sequence" and not _marks({storage(args[1])}, self._drawn):
             self.unmark(result[1])  # the number of sequences at each step depends on their lengths alone
         return result
 
-    def _hold(self, tensor: Tensor, given: set[int], marks: tuple[bool, bool, bool, bool, bool]) -> None:
+    def _hold(self, tensor: Tensor, given: set[int], marks: tuple[bool, bool, bool, bool, bool, bool]) -> None:
         key = storage(tensor)
         if not key:
-            self._empty = marks[:2] if marks[3] else self._empty
+            self._empty = marks[4:] if any(marks[4:]) else self._empty
             return
-        kinds = (self._drawn, self._rowed, self._counts, self._sized, self._parts)
+        kinds = (self._drawn, self._rowed, self._counts, self._parts, self._sized_drawn, self._sized_rowed)
         for depends, keys in zip(marks, kinds, strict=True):
             if depends:
                 keys[key] = StorageWeakRef(tensor.untyped_storage())
