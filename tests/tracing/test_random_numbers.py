@@ -131,3 +131,13 @@ def test_the_mean_derivative_of_gamma_numbers_is_that_of_their_mean():
     db.function_draw(net, 0, n_draws=2)(shape).sum().backward()
     derivative = shape.grad
     assert abs(float(derivative.mean()) - 1) < 5 * float(derivative.std()) / 20000**0.5
+
+
+@pytest.mark.parametrize("shapes", [((3, 1), (1, 2)), ((), (3, 2)), ((3, 2), (2,)), ((3, 2), (3, 2))])
+def test_every_entry_of_broadcast_counts_and_probabilities_has_a_number_of_its_own(shapes):
+    count, chance = 6 * torch.ones(shapes[0]), torch.full(shapes[1], 0.4)
+    net = Module(lambda m, x: (x + torch.binomial(count, chance)).flatten(1))
+    found = db.draws(net, torch.zeros(1, 3, 2), n_draws=3000)[:, 0].double()
+    law = scipy.stats.binom(6, 0.4)
+    torch.testing.assert_close(found.mean(0), torch.full((6,), law.mean()).double(), atol=0.1, rtol=0)
+    torch.testing.assert_close(found.T.cov(), law.var() * torch.eye(6).double(), atol=0.2, rtol=0)

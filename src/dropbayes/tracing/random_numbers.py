@@ -163,9 +163,9 @@ def _multinomial(
 
 @_keyed(torch.binomial)
 def _binomial(mode: RandomMode, func: Operation, count: Tensor, prob: Tensor) -> Tensor:
-    trials = torch.arange(int(count.max()), device=prob.device)
-    each = mode.source.bernoulli(prob.unsqueeze(-1).expand(*prob.shape, len(trials)), None).to(prob.dtype)
-    return (each * (trials < count.unsqueeze(-1))).sum(-1)
+    counted = torch.arange(int(count.max()), device=prob.device) < count.unsqueeze(-1)
+    chances, counted = torch.broadcast_tensors(prob.unsqueeze(-1), counted)
+    return (mode.source.bernoulli(chances, None) * counted).sum(-1).to(prob.dtype)
 
 
 @_keyed(torch._standard_gamma)
