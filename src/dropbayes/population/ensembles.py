@@ -118,16 +118,13 @@ def choose_ensemble(
         density, error = torch.cat([density, more]), torch.cat([error, errors])
     log_likelihood = row_mean(density, row_weight)
     if not bool(log_likelihood.isfinite().any()):
-        raise ValueError(
-            "No candidate's training and likelihood stayed finite. Lower the learning rate, and look for extreme "
-            "values in x and y, or rescale them."
-        )
+        remedy = "Lower the learning rate, and look for extreme values in x and y, or rescale them."
+        raise ValueError(f"No candidate's training and likelihood stayed finite. {remedy}")
     selection = greedy_selection(density, row_weight, n_members, error)
     chosen = select(trained, [number * n_folds + fold for number in selection for fold in range(n_folds)])
     precision = (chosen.precision * chosen.y_scale.square())[::n_folds]
-    return EnsembleChoice(
-        tuple(candidates), log_likelihood.cpu(), tuple(selection), precision.cpu(), held_out, tasks, chosen
-    )
+    found = log_likelihood.cpu(), tuple(selection), precision.cpu()
+    return EnsembleChoice(tuple(candidates), *found, held_out, tasks, chosen)
 
 
 def _tasks(

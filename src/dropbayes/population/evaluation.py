@@ -94,10 +94,8 @@ def _labelled_rows(population: Population, rows: Any) -> tuple[Tensor, Tensor, T
     n_outputs = population.y_mean.shape[1] if population.head.has_noise else 1
     for column, count in zip(columns, counts, strict=True):
         if column.shape != (count, n_outputs):
-            raise ValueError(
-                f"`rows` must have targets of the shape {(count, n_outputs)}, one per row and output; got "
-                f"{tuple(column.shape)}."
-            )
+            rule = f"must have targets of the shape {(count, n_outputs)}, one per row and output"
+            raise ValueError(f"`rows` {rule}; got {tuple(column.shape)}.")
     weights = [row_weights((*entry, None)[2], n, name="weight") for entry, n in zip(given, counts, strict=True)]
     task = torch.tensor([m.task if len(given) > 1 else 0 for m in population.members])
     y, weight = (pad_sequence(values, batch_first=True) for values in (columns, weights))
@@ -190,10 +188,8 @@ def _task_rows(population: Population, x: Any) -> tuple[Tensor, list[int]]:
     given = [x] if hasattr(x, "__array__") else list(x)
     tensors = [finite_tensor("x", values, axes="[row, feature]").double() for values in given]
     if any(t.shape[1] != population.x_mean.shape[1] for t in tensors):
-        raise ValueError(
-            f"`x` must be [row, feature] with {population.x_mean.shape[1]} features; got "
-            f"{[tuple(t.shape) for t in tensors][:3]}."
-        )
+        rule = f"must be [row, feature] with {population.x_mean.shape[1]} features"
+        raise ValueError(f"`x` {rule}; got {[tuple(t.shape) for t in tensors][:3]}.")
     return pad_sequence(tensors, batch_first=True).to(population.device), [len(t) for t in tensors]
 
 
@@ -222,10 +218,8 @@ def _chunks(population: Population, inputs: Tensor, n_draws: int, seed: int) -> 
     task = torch.tensor([m.task if len(inputs) > 1 else 0 for m in population.members], device=device)
     x = ((inputs[task] - population.x_mean[:, None]) / population.x_scale[:, None]).to(dtype)
     n_rows, widths = x.shape[1], [w.shape[1] for w in population.weights] + [0]
-    member_words = [
-        torch.stack(layer).to(device)[:, None]
-        for layer in zip(*[randomness.member_words(m.seed, widths) for m in population.members], strict=True)
-    ]
+    seeds = [member.seed for member in population.members]
+    member_words = [own.to(device)[:, None] for own in randomness.member_words(seeds, widths)]
     keep = (1 - population.drop_prob).to(dtype)
     scaled = [w / keep[:, layer, None, None] for layer, w in enumerate(population.weights)]
     size = max(1, min(n_draws, _ELEMENTS[device.type] // (n_members * n_rows * max(widths))))

@@ -1,6 +1,7 @@
 r"""The training of a population: members start together, each ends at its own last step; by one or several workers."""
 
 import contextlib
+import functools
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -128,14 +129,9 @@ def train_in_jobs(
     if n_shares < 2:
         return train(tasks, members, start=start, **settings)
     shares = torch.arange(len(members)).tensor_split(n_shares)
-    quiet = {**settings, "progress": False}
-    trained = joblib.Parallel(n_jobs=n_jobs)(
-        joblib.delayed(train)(
-            tasks, [members[i] for i in share], start=None if start is None else select(start, share), **quiet
-        )
-        for share in shares
-    )
-    return concatenate(trained)
+    learn = joblib.delayed(functools.partial(train, tasks, **{**settings, "progress": False}))
+    parts = [([members[i] for i in share], start and select(start, share)) for share in shares]
+    return concatenate(joblib.Parallel(n_jobs=n_jobs)(learn(some, start=own) for some, own in parts))
 
 
 def _check(
@@ -152,20 +148,17 @@ def _check(
         if not 0 <= member.task < len(tasks):
             raise ValueError(f"`members` must name a task below {len(tasks)}; member {number} names {member.task}.")
         if member.epochs < 1 or member.learning_rate <= 0 or member.weight_decay < 0 or member.seed < 0:
-            raise ValueError(
-                "`members` need epochs >= 1, learning_rate > 0, weight_decay >= 0 and seed >= 0; "
-                f"member {number} is {member}."
-            )
+            rule = "epochs >= 1, learning_rate > 0, weight_decay >= 0 and seed >= 0"
+            raise ValueError(f"`members` need {rule}; member {number} is {member}.")
 
 
 def _continue_from(start: Population, program: Program) -> None:
-    shapes = [tuple(values.shape) for values in (*start.weights, *start.biases)]
-    if shapes != [tuple(values.shape) for values in (*program.weights, *program.biases)]:
-        raise ValueError(
-            "`start` must hold networks of the same layers as those to train; its weights have the shapes "
-            f"{shapes[: len(start.weights)]}. Train from new weights instead."
-        )
-    for target, values in zip((*program.weights, *program.biases), (*start.weights, *start.biases), strict=True):
+    given, targets = (*start.weights, *start.biases), (*program.weights, *program.biases)
+    if [values.shape for values in given] != [values.shape for values in targets]:
+        rule, shapes = "networks of the same layers as those to train", [tuple(w.shape) for w in start.weights]
+        got = f"its weights have the shapes {shapes}"
+        raise ValueError(f"`start` must hold {rule}; {got}. Train from new weights instead.")
+    for target, values in zip(targets, given, strict=True):
         target.copy_(values)
     for weight, kept in zip(program.weights, program.kept.unbind(1), strict=True):
         weight.div_(kept[:, None, None])

@@ -70,10 +70,8 @@ class CategoricalHead(Head):
         if column.dim() == 2 and column.shape[1] == 1:
             column = column[:, 0]
         if column.dim() != 1 or not whole or (len(column) and int(column.min()) < 0):
-            raise ValueError(
-                "`y` must hold class numbers from 0, as integers [row]; got "
-                f"{column.dtype} of shape {tuple(column.shape)}. Take the argmax of one-hot rows."
-            )
+            rule, got = "hold class numbers from 0, as integers [row]", f"{column.dtype} of shape {tuple(column.shape)}"
+            raise ValueError(f"`y` must {rule}; got {got}. Take the argmax of one-hot rows.")
         return column[:, None].long()
 
     def loss_gradient(self, output: Tensor, y: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,9 +37,6 @@ class Stack:
     relevance: Tensor  # the factor on each input, [member, input]; zero for those that it does not see
     kl_scale: Tensor  # the weight of the KL against the data term where drop probabilities are learned
     member_words: tuple[Tensor, ...]  # one for each unit before each weight layer, combined with the step's words
-
-    def select(self, index: Tensor) -> Self:
-        return type(self)(**tree_map_only(Tensor, lambda values: values[index], vars(self)))
 
 
 class Chunk(NamedTuple):
@@ -99,7 +96,7 @@ class Program:
         self.widths = widths = [table.x.shape[1], *hidden, head.per_output * table.n_outputs]
         self.n_layers = len(widths) - 1
         rows = torch.full((len(members), max(self.sizes) + 1), len(table.x) - 1)
-        decays, drops, words, weights, steps, relevance, entropies = [], [], [], [], [], [], []
+        decays, drops, weights, steps, relevance, entropies = [], [], [], [], [], []
         for b, member in enumerate(members):
             n_rows = table.n_rows[member.task]
             rows[b, :n_rows] = table.first[member.task] + randomness.member_order(member.seed, n_rows)
@@ -116,7 +113,6 @@ class Program:
             decays.append(decay)
             # The 1/(Nτ) that weights the KL against the data term (τ = 1 where that is the log-likelihood itself).
             entropies.append(1 / (n_rows * (precision if head.name == "gaussian" else 1.0)))
-            words.append(randomness.member_words(member.seed, widths))
             n_seen = widths[0] if member.n_inputs is None else member.n_inputs
             if not 1 <= n_seen <= widths[0]:
                 raise ValueError(f"`n_inputs` must lie between 1 and {widths[0]}, the task's columns; got {n_seen}.")
@@ -141,7 +137,7 @@ class Program:
             n_steps=on_device(steps),
             relevance=on_device(relevance, dtype),
             kl_scale=on_device(entropies, dtype),
-            member_words=tuple(torch.stack(layer).to(device) for layer in zip(*words, strict=True)),
+            member_words=tuple(w.to(device) for w in randomness.member_words([m.seed for m in members], widths)),
         )
         parameters = [torch.stack(layer).to(device) for layer in zip(*weights, strict=True)]
         parameters += [torch.zeros(len(members), 1, width, dtype=dtype, device=device) for width in widths[1:]]
@@ -211,7 +207,7 @@ class Program:
     def keep(self, index: Tensor) -> None:
         """Drops all members but those with these indices."""
         state = [[values[index] for values in self.views(part)] for part in (self.vector, self.first, self.second)]
-        self._lay_out(self.stack.select(index), *state)
+        self._lay_out(Stack(**tree_map_only(Tensor, lambda values: values[index], vars(self.stack))), *state)
         thresholds, rates = self.chunk.thresholds[:, :, index], self.chunk.rates[:, index]
         self.chunk = self.chunk._replace(thresholds=thresholds, rates=rates)
 

@@ -48,10 +48,10 @@ def initial_weights(seed: int, widths: Sequence[int], dtype: torch.dtype) -> lis
     return [((2 * u - 1) * (6 / sum(shape)) ** 0.5).to(dtype) for u, shape in zip(uniforms, shapes, strict=True)]
 
 
-def member_words(seed: int, widths: Sequence[int]) -> list[Tensor]:
-    """The words a member combines with the shared ones, one for each unit before each weight layer."""
-    source = generator(Stream.MEMBER_WORDS, seed)
-    return [words((1, width), source) for width in widths[:-1]]
+def member_words(seeds: Sequence[int], widths: Sequence[int]) -> list[Tensor]:
+    """The words that members combine with the shared ones before each weight layer, `[member, 1, unit]` by layer."""
+    sources = [generator(Stream.MEMBER_WORDS, seed) for seed in seeds]
+    return [torch.stack([words((1, width), source) for source in sources]) for width in widths[:-1]]
 
 
 def member_order(seed: int, n_rows: int) -> Tensor:

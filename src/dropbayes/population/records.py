@@ -134,12 +134,9 @@ def drop_probs(member: Member, n_layers: int) -> list[float]:
     """The drop probability before each weight layer of a member."""
     values = list(member.drop_prob) if isinstance(member.drop_prob, tuple) else [member.drop_prob] * n_layers
     if len(values) != n_layers:
-        raise ValueError(
-            f"`drop_prob` must be one number or one per weight layer ({n_layers} here, the output layer counted); "
-            f"got {len(values)}. Give {n_layers} numbers or change `hidden`."
-        )
+        rule = f"must be one number or one per weight layer ({n_layers} here, the output layer counted)"
+        raise ValueError(f"`drop_prob` {rule}; got {len(values)}. Give {n_layers} numbers or change `hidden`.")
     if not all(0 <= p <= 0.999 for p in values):
-        raise ValueError(
-            f"`drop_prob` must lie in [0, 0.999]; got {values}. It is the share of units dropped, not kept."
-        )
+        meaning = "the share of units dropped, not kept"
+        raise ValueError(f"`drop_prob` must lie in [0, 0.999]; got {values}. It is {meaning}.")
     return values

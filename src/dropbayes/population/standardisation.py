@@ -48,10 +48,8 @@ def stacked_table(
     columns = [_task_columns(task, number, head) for number, task in enumerate(tasks)]
     widths = {(x.shape[1], y.shape[1]) for x, y, _ in columns}
     if len(widths) > 1:
-        raise ValueError(
-            "`tasks` of one population must share their numbers of features and outputs; got "
-            f"{sorted(widths)}. Train one population for each."
-        )
+        rule = "of one population must share their numbers of features and outputs"
+        raise ValueError(f"`tasks` {rule}; got {sorted(widths)}. Train one population for each.")
     n_features = columns[0][0].shape[1]
     if start is not None and start.x_mean.shape[1] != n_features:
         raise ValueError(f"`start` holds networks of {start.x_mean.shape[1]} features; the tasks have {n_features}.")
@@ -78,8 +76,6 @@ def stacked_table(
 def _task_columns(task: Task, number: int, head: Head) -> tuple[Tensor, Tensor, Tensor]:
     x, y = torch.as_tensor(task.x).double(), head.columns(task.y)
     if x.dim() != 2 or len(x) != len(y) or not len(x):
-        raise ValueError(
-            f"`tasks` must hold x [row, feature] and y with as many rows, at least one; task {number} has x "
-            f"{tuple(x.shape)} and y {tuple(y.shape)}."
-        )
+        rule = "must hold x [row, feature] and y with as many rows, at least one"
+        raise ValueError(f"`tasks` {rule}; task {number} has x {tuple(x.shape)} and y {tuple(y.shape)}.")
     return x, y, row_weights(task.weight, len(x), name="weight")
