@@ -172,10 +172,9 @@ def _check_fixed(net: nn.Module, **records: object) -> None:
     for name, record in records.items():
         leaves = pytree.tree_leaves(getattr(record, "__dict__", {}))
         if any(getattr(leaf, "requires_grad", False) and id(leaf) not in ours for leaf in leaves):
-            raise ValueError(
-                f"`{name}` must hold no tensor that requires a gradient and is no parameter of `net`: it would not be "
-                "trained. Make it one, or take objective=Objective(learn_precision=True) for a Gaussian's precision."
-            )
+            rule = "hold no tensor that requires a gradient and is no parameter of `net`: it would not be trained"
+            remedy = "Make it one, or take objective=Objective(learn_precision=True) for a Gaussian's precision."
+            raise ValueError(f"`{name}` must {rule}. {remedy}")
 
 
 @contextlib.contextmanager
@@ -239,11 +238,9 @@ def _check_finite(net: nn.Module, before: dict[str, Tensor], loss: float, epoch:
     net.load_state_dict(before)
     if isinstance(rows, TensorRows) and (count := sum(int(leaf.isnan().sum()) for leaf in rows.inputs.tensors)):
         raise ValueError(f"`x` must not hold NaN that reaches the loss; {count} values are. Fill or remove their rows.")
-    raise FloatingPointError(
-        f"Training diverged in epoch {epoch + 1} (loss {loss}); the network was restored to its last finite "
-        f"state. Try learning_rate={rate / 10:.3g} instead of {rate:.3g}, standardise x and y (mean 0, deviation 1), "
-        "and look for NaN, infinite or extreme values in them."
-    )
+    fault = f"diverged in epoch {epoch + 1} (loss {loss}); the network was restored to its last finite state"
+    remedy = f"Try learning_rate={rate / 10:.3g} instead of {rate:.3g}, standardise x and y (mean 0, deviation 1)"
+    raise FloatingPointError(f"Training {fault}. {remedy}, and look for NaN, infinite or extreme values in them.")
 
 
 def _seed(device: torch.device, *key: int) -> None:

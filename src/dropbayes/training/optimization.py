@@ -75,16 +75,13 @@ class Optimization:
         held = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         foreign = sum(id(parameter) not in ours for parameter in held)
         if foreign or not held:
-            raise ValueError(
-                f"`optimizer` must hold parameters of `net`; {foreign} of its {len(held)} belong to another network. "
-                "Build it from net.parameters() after the network has its final form."
-            )
-        decays = {group["weight_decay"] for group in self.optimizer.param_groups if group.get("weight_decay")}
-        if decays:
-            raise ValueError(
-                f"`optimizer` must not decay weights, which the prior's divergence in the objective does already; got "
-                f"weight_decay={max(decays):g}. Build it with weight_decay=0 and set `prior`."
-            )
+            got = f"{foreign} of its {len(held)} belong to another network"
+            remedy = "Build it from net.parameters() after the network has its final form."
+            raise ValueError(f"`optimizer` must hold parameters of `net`; {got}. {remedy}")
+        if decay := max(group.get("weight_decay") or 0 for group in self.optimizer.param_groups):
+            rule = "not decay weights, which the prior's divergence in the objective does already"
+            remedy = "Build it with weight_decay=0 and set `prior`."
+            raise ValueError(f"`optimizer` must {rule}; got weight_decay={decay:g}. {remedy}")
         return self.optimizer
 
     @contextlib.contextmanager

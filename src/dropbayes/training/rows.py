@@ -77,10 +77,8 @@ class LoadedRows:
 
     def __init__(self, loader: DataLoader[Any], net: nn.Module, name: str, device: torch.device) -> None:
         if isinstance(loader.dataset, IterableDataset):
-            raise ValueError(
-                f"`{name}` must be a DataLoader of a dataset with a length, the N of the objective; got an iterable "
-                "dataset. Give the dataset __len__ and __getitem__."
-            )
+            rule = "be a DataLoader of a dataset with a length, the N of the objective; got an iterable dataset"
+            raise ValueError(f"`{name}` must {rule}. Give the dataset __len__ and __getitem__.")
         if loader.batch_sampler is None and not hasattr(loader.sampler, "batch_size"):
             rule = "must gather rows into batches, so that N is the length of its dataset"
             raise ValueError(f"`{name}` {rule}; got batch_size=None. Give the DataLoader a batch size.")
@@ -97,10 +95,8 @@ class LoadedRows:
             for pair in self.loader:
                 parts = pair if isinstance(pair, (tuple, list)) else ()
                 if len(parts) != 2:
-                    raise TypeError(
-                        f"`{self.name}` must be a DataLoader of pairs (input, target); got {type(pair).__name__}"
-                        f"{f' of {len(parts)}' if parts else ''}."
-                    )
+                    got = type(pair).__name__ + (f" of {len(parts)}" if parts else "")
+                    raise TypeError(f"`{self.name}` must be a DataLoader of pairs (input, target); got {got}.")
                 inputs, targets = _validate(self.net, parts[0], parts[1], self.name)
                 yield Batch(inputs.to(self.device), targets.to(self.device))
 
@@ -138,10 +134,8 @@ def training_rows(
     """The validated rows of `x` and `y` in the dtype of `net`, or of a DataLoader of pairs; `name` is that of `x`."""
     if isinstance(x, DataLoader):
         if y is not None or sample_weight is not None:
-            raise TypeError(
-                f"`{name}` is a DataLoader, whose batches hold the targets: leave `y` and `sample_weight` out. "
-                "Repeat or weight rows with the loader's sampler."
-            )
+            remedy = "leave `y` and `sample_weight` out. Repeat or weight rows with the loader's sampler."
+            raise TypeError(f"`{name}` is a DataLoader, whose batches hold the targets: {remedy}")
         return LoadedRows(x, net, name, device)
     if y is None:
         raise TypeError(f"`y` must hold the targets unless `{name}` is a DataLoader of pairs; got None.")
