@@ -250,10 +250,8 @@ def cross_conformal_interval(
     validation.check_values("residuals", spread)
     fold = validation.row_values("folds", torch.arange(len(outputs)) if folds is None else folds, n_rows=len(spread))
     if fold.min() < 0 or fold.max() >= len(outputs) or bool((fold != fold.long()).any()):
-        raise ValueError(
-            f"`folds` must lie between 0 and {len(outputs) - 1}, the rows of `predictions`, and be whole; got "
-            f"{fold.min():g} to {fold.max():g}."
-        )
+        rule = f"lie between 0 and {len(outputs) - 1}, the rows of `predictions`, and be whole"
+        raise ValueError(f"`folds` must {rule}; got {fold.min():g} to {fold.max():g}.")
     left_out, n_rows = outputs[fold.long().to(outputs.device)], len(spread)  # [row, new row]
     upper_rank = math.ceil((n_rows + 1) * level - 1e-9)
     if upper_rank > n_rows:
@@ -356,10 +354,8 @@ def _at_most(scores: Tensor, threshold: Array | float) -> Tensor:
     """
     bound = validation.finite_tensor("threshold", threshold, infinite=True)
     if bound.dim() and bound.shape not in ((scores.shape[1],), (len(scores), 1)):
-        raise ValueError(
-            f"`threshold` must be a number, [class] or [row, 1]; got shape {tuple(bound.shape)} for probabilities "
-            f"{tuple(scores.shape)}."
-        )
+        got = f"shape {tuple(bound.shape)} for probabilities {tuple(scores.shape)}"
+        raise ValueError(f"`threshold` must be a number, [class] or [row, 1]; got {got}.")
     rounding = 4 * max(torch.finfo(scores.dtype).eps, torch.finfo(bound.dtype).eps)
     return scores.double() <= bound.to(scores.device).double() + rounding
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dropbayes.runtime.validation import Array, Numbers, finite_tensor, row_weights
+from dropbayes.runtime.validation import Array, Numbers, extent, finite_tensor, row_weights
 from dropbayes.scores.averages import cumulative_weights, weighted_quantile
 
 FAMILIES = {"gamma": "gamma", "lognormal": "lognorm", "weibull": "weibull_min", "inverse gamma": "invgamma"}
@@ -68,11 +68,9 @@ def uncertainty_reference(
     weight = row_weights(sample_weight, len(values), like=values)
     values, weight = values[weight > 0], (weight / weight.sum())[weight > 0]
     if len(values) < 3 or values.min() <= 1e-100 * values.max() or values.std() < 1e-9 * values.mean():
-        raise ValueError(
-            "`training_uncertainty` must hold at least 3 positive, finite and differing numbers, within a factor of "
-            f"1e100; got {len(values)} from {values.min().item():.3g} to {values.max().item():.3g}. "
-            "With zeros or ties throughout, use `empirical_percentile`."
-        )
+        rule = "hold at least 3 positive, finite and differing numbers, within a factor of 1e100"
+        got = f"{len(values)} from {extent(values)}. With zeros or ties throughout, use `empirical_percentile`"
+        raise ValueError(f"`training_uncertainty` must {rule}; got {got}.")
     if not families or not FAMILIES.keys() >= set(families):
         raise ValueError(f"`families` must be among {sorted(FAMILIES)}; got {sorted(families)}.")
     unit = float(values.log().mul(weight).sum().exp())  # natural units: their logarithms are around 0

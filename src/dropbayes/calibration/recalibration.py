@@ -69,10 +69,8 @@ def isotonic_recalibration(pit: Array, *, sample_weight: Array | None = None) ->
     rank = 0.5 * (below + up_to + 1) / (total + 1)  # of ties, the middle one
     inside = (levels > 0) & (levels < 1) & (up_to > below)
     if not bool(inside.any()):
-        raise ValueError(
-            "`pit` must have values strictly between 0 and 1; all are 0 or 1: every target lies outside the claims. "
-            "Widen them first (`std_scale`)."
-        )
+        rule = "have values strictly between 0 and 1; all are 0 or 1: every target lies outside the claims"
+        raise ValueError(f"`pit` must {rule}. Widen them first (`std_scale`).")
     zero, one = levels.new_zeros(1), levels.new_ones(1)
     return IsotonicRecalibration(*(torch.cat([zero, points[inside], one]) for points in (levels, rank)))
 

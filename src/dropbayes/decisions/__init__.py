@@ -271,10 +271,8 @@ def cascade(
     if escalated.any():
         answers = to_tensor(costly(x[escalated]), name="costly")
         if answers.shape != output[escalated].shape or not torch.can_cast(answers.dtype, output.dtype):
-            raise ValueError(
-                f"`costly` must return outputs of the cheap one's shape and kind; got {tuple(answers.shape)} of "
-                f"{answers.dtype} for {tuple(output[escalated].shape)} of {output.dtype}."
-            )
+            got = f"{tuple(answers.shape)} of {answers.dtype} for {tuple(output[escalated].shape)} of {output.dtype}"
+            raise ValueError(f"`costly` must return outputs of the cheap one's shape and kind; got {got}.")
         output = output.index_put((escalated,), answers.to(output.dtype))
     return output, escalated
 

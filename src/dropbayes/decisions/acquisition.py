@@ -275,10 +275,9 @@ def botorch_model(
             rows = X.reshape(-1, X.shape[-1])
             values = draws(rows) if callable(draws) else torch.stack([draw(rows) for draw in draws])
             if rows.requires_grad and torch.is_grad_enabled() and not values.requires_grad:
-                raise ValueError(
-                    "`draws` must let gradients through to optimise an acquisition; these do not. Pass function draws: "
-                    "botorch_model([db.function_draw(net, t, n_draws=64) for t in range(64)])."
-                )
+                rule = "let gradients through to optimise an acquisition; these do not"
+                remedy = "Pass function draws: botorch_model([db.function_draw(net, t, n_draws=64) for t in range(64)])"
+                raise ValueError(f"`draws` must {rule}. {remedy}.")
             return values.reshape(values.shape[0], *X.shape[:-1], n_outputs).movedim(0, -3)
 
     return DrawModel()

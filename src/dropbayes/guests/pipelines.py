@@ -22,10 +22,8 @@ def answers(
     are as in `draws`.
     """
     if not isinstance(getattr(pipe, "model", None), nn.Module):
-        raise TypeError(
-            f"`pipe` must be a pipeline with a model of torch; got {type(pipe).__name__}. Make it with "
-            "transformers.pipeline(task, model=...)."
-        )
+        remedy = "Make it with transformers.pipeline(task, model=...)"
+        raise TypeError(f"`pipe` must be a pipeline with a model of torch; got {type(pipe).__name__}. {remedy}.")
     several = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
     runs = each_draw(pipe.model, lambda: pipe(several, **settings), n_draws=n_draws, seed=seed, sampling=sampling)
     runs = [run if len(run) == len(several) else [run] for run in runs]  # some give the entries of one input alone

@@ -70,10 +70,9 @@ def one_draw(
     finally:
         restore()
     if not called:
-        raise ValueError(
-            f"`net` must be what the procedure calls, but this {type(plain).__name__} was never called: the result "
-            "would be that of no draw. Pass the module that is called, such as a part of it, and its `forward`."
-        )
+        got = f"this {type(plain).__name__} was never called: the result would be that of no draw"
+        remedy = "Pass the module that is called, such as a part of it, and its `forward`"
+        raise ValueError(f"`net` must be what the procedure calls, but {got}. {remedy}.")
 
 
 def _named(net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

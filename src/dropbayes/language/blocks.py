@@ -78,10 +78,8 @@ def heads(net: nn.Module) -> frozenset[str]:
 def adapters(net: nn.Module) -> frozenset[str]:
     """The first matrix of every low-rank adapter of PEFT: dropout before it is PEFT's `lora_dropout`."""
     if merged := [name for name, module in net.named_modules() if getattr(module, "merged_adapters", None)]:
-        raise ValueError(
-            f"`net` must have adapters beside its weights; {merged[0]} has one merged into its weight, which is then "
-            "constant. Undo it with net.unmerge_adapter()."
-        )
+        rule = f"have adapters beside its weights; {merged[0]} has one merged into its weight, which is then constant"
+        raise ValueError(f"`net` must {rule}. Undo it with net.unmerge_adapter().")
     matrices = {name for name, _ in net.named_modules() if adapted_layer(net, name) is not None}
     return _nonempty(matrices, "a low-rank adapter of PEFT (merge_and_unload removes them: load them again)")
 

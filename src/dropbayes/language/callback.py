@@ -72,9 +72,7 @@ class UncertaintyCallback(TrainerCallback):
         if can_generate() and not model.config.is_encoder_decoder and labels.dim() == 2:  # of the next token
             drawn, plain, information, labels = drawn[:, :-1], plain[:, :-1], information[:, :-1], labels[:, 1:]
         if labels.shape != drawn.shape[:-1]:
-            raise ValueError(
-                f"the labels must be classes of rows or tokens, of shape {tuple(drawn.shape[:-1])}; got "
-                f"{tuple(labels.shape)}."
-            )
+            rule = f"be classes of rows or tokens, of shape {tuple(drawn.shape[:-1])}"
+            raise ValueError(f"the labels must {rule}; got {tuple(labels.shape)}.")
         counted = labels != -100  # which transformers leaves out of its losses
         return (*(values[counted].cpu().double() for values in (drawn, plain, information)), labels[counted].cpu())

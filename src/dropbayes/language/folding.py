@@ -55,10 +55,9 @@ class FoldedDraws:
                 output = sampling.eagerly(view.net.__call__)(**folded)
             source.finish(sampling.split(output)[0])
         except sampling.UnsupportedStrategy as changed:
-            raise ValueError(
-                f"`model` met other sites than when it was inspected ({changed}): its sites depend on the text, so "
-                "that draws cannot share a batch. Use dropbayes.function_draw."
-            ) from None
+            what = f"met other sites than when it was inspected ({changed}): its sites depend on the text"
+            remedy = "Use dropbayes.function_draw"
+            raise ValueError(f"`model` {what}, so that draws cannot share a batch. {remedy}.") from None
         return output
 
     def _inspected(self, arguments: dict[str, Any], n_rows: int) -> tuple[sampling.Inspection, sampling.View]:
@@ -73,10 +72,9 @@ class FoldedDraws:
             inspection = sampling.inspect(self.net, inputs, self.sampling.ignored, positions=True, any_length=True)
             inspection.profile.check_random()
             if not inspection.profile.rows_together or inspection.profile.host_random:
-                raise ValueError(
-                    "`model` takes one text at a time (its texts depend on each other, or it draws from Python's or "
-                    "NumPy's generator), so that draws cannot share a batch. Use dropbayes.function_draw."
-                )
+                why = "its texts depend on each other, or it draws from Python's or NumPy's generator"
+                what = f"takes one text at a time ({why}), so that draws cannot share a batch"
+                raise ValueError(f"`model` {what}. Use dropbayes.function_draw.")
             self._known[form] = inspection, self._view(inspection)
         return self._known[form]
 
@@ -229,10 +227,8 @@ class DrawnModel:
         _, expected = self._run(whole, n_rows, alike=False)
         if not sampling.equal_but_for_rounding(self.log_probs.to(dtype), expected.to(dtype), offsets=False):
             difference = float((self.log_probs - expected).abs().max())
-            raise ValueError(
-                f"`model` cannot share its cache among draws: a step from it differs from the whole text by "
-                f"{difference:.2g} in log-probability. Pass use_cache=False."
-            )
+            why = f"a step from it differs from the whole text by {difference:.2g} in log-probability"
+            raise ValueError(f"`model` cannot share its cache among draws: {why}. Pass use_cache=False.")
 
 
 def generating_module(model: nn.Module) -> Any:

@@ -60,10 +60,8 @@ def export_adapters(
     random = [site.path for site in sites(network, inputs) if site.drop_prob]
     others = [path for path in random if ".lora_" not in path and not hasattr(network.get_submodule(path), "lora_A")]
     if others:
-        raise ValueError(
-            f"`model` must be random in its adapters alone; {others[0]} has dropout too, which no adapter can hold. "
-            "Set its drop probability to 0 first."
-        )
+        rule = f"be random in its adapters alone; {others[0]} has dropout too, which no adapter can hold"
+        raise ValueError(f"`model` must {rule}. Set its drop probability to 0 first.")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as unfinished:
         for index, draw in enumerate(names):
@@ -81,10 +79,8 @@ def _checked_adapter(model: Any) -> tuple[Any, str]:
     with needed_for("`export_adapters`"):
         import peft
     if not isinstance(model, peft.PeftModel):
-        raise TypeError(
-            f"`model` must be a peft.PeftModel with adapters; got {type(model).__name__}. After merge_and_unload there "
-            "are no adapters and none of their dropout: load them again without merging."
-        )
+        why = "After merge_and_unload there are no adapters and none of their dropout: load them again without merging"
+        raise TypeError(f"`model` must be a peft.PeftModel with adapters; got {type(model).__name__}. {why}.")
     active = model.active_adapters
     if len(active) != 1:
         raise ValueError(f"`model` must have one active adapter; it has {len(active)}. Choose with set_adapter(name).")
@@ -92,10 +88,9 @@ def _checked_adapter(model: Any) -> tuple[Any, str]:
     if config.peft_type != peft.PeftType.LORA:
         raise TypeError(f"`model` must have LoRA adapters; {active[0]!r} is of type {config.peft_type.value}.")
     if config.use_dora:
-        raise ValueError(
-            f"the adapter {active[0]!r} must be plain LoRA to be written as draws; it is DoRA, whose dropout also "
-            "drops the input of the frozen weight: a draw is no adapter. Draw from it with predict or generate."
-        )
+        rule = f"the adapter {active[0]!r} must be plain LoRA to be written as draws; it is DoRA"
+        why = "whose dropout also drops the input of the frozen weight: a draw is no adapter"
+        raise ValueError(f"{rule}, {why}. Draw from it with predict or generate.")
     adapters(model)  # raises on merged adapters
     return peft, active[0]
 

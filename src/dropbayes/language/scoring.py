@@ -153,10 +153,8 @@ def checked_texts(
         work.given["decoder_input_ids"] = _begun_by_the_start_token(begun, config)
     mask = work.given.get("attention_mask")
     if mask is not None and not work.has_encoder and bool((mask[:, -1] == 0).any()):
-        raise ValueError(
-            f"`{argument}` must be padded on the left: a text that goes on after padding is not the text. Tokenize "
-            'with padding_side="left".'
-        )
+        rule = "be padded on the left: a text that goes on after padding is not the text"
+        raise ValueError(f'`{argument}` must {rule}. Tokenize with padding_side="left".')
     _check_reading(argument, work)
     return work
 
@@ -180,15 +178,12 @@ def _check_reading(argument: str, work: Texts) -> None:
 
     expected = next_token(alone, 1)
     if not equal_but_for_rounding(next_token(alone, 2), expected, offsets=False):
-        raise ValueError(
-            "`model` must predict a token from those before it; this one also reads those after. Set is_decoder=True "
-            "in its configuration, or use dropbayes.function_draw."
-        )
+        rule = "predict a token from those before it; this one also reads those after"
+        remedy = "Set is_decoder=True in its configuration, or use dropbayes.function_draw"
+        raise ValueError(f"`model` must {rule}. {remedy}.")
     if is_padded and not equal_but_for_rounding(next_token(padded, 1), expected, offsets=False):
-        raise ValueError(
-            f"`{argument}` must not be padded, as row {row} is: to this model a padded text is another text. Pass "
-            "texts of one length at a time."
-        )
+        rule = f"not be padded, as row {row} is: to this model a padded text is another text"
+        raise ValueError(f"`{argument}` must {rule}. Pass texts of one length at a time.")
     known.add(is_padded)
 
 
@@ -276,10 +271,8 @@ def named_inputs(argument: str, inputs: PyTree, tokenizer: Any, model: nn.Module
         case {"input_ids": Tensor()}:
             named = inputs
         case _:
-            raise TypeError(
-                f"`{argument}` must be texts, token ids [row, token], or a dict with `input_ids`; got "
-                f'{type(inputs).__name__}. Tokenize with return_tensors="pt".'
-            )
+            rule, got = "be texts, token ids [row, token], or a dict with `input_ids`", type(inputs).__name__
+            raise TypeError(f'`{argument}` must {rule}; got {got}. Tokenize with return_tensors="pt".')
     ids, rule = named["input_ids"], "must be whole numbers [row, token], at least one of each"
     if ids.dim() != 2 or 0 in ids.shape or ids.is_floating_point():
         raise ValueError(f"`input_ids` {rule}; got {tuple(ids.shape)} of {ids.dtype}.")
@@ -297,18 +290,15 @@ def checked_language_model(model: Any) -> nn.Module:
     homes = {type(module).__module__ for module in model.modules()}
     quantised = ("torch.ao.nn.quantized", "bitsandbytes", "hqq", "optimum.quanto", "torchao")
     if getattr(model, "is_quantized", False) or any(home.startswith(quantised) for home in homes):
-        raise ValueError(
-            "`model` must not be quantised: how its kernels round may depend on the batch, so that a draw among others "
-            "need not be the draw alone. Load it in bfloat16 or float16."
-        )
+        why = "how its kernels round may depend on the batch, so that a draw among others need not be the draw alone"
+        raise ValueError(f"`model` must not be quantised: {why}. Load it in bfloat16 or float16.")
     if any(adapter.is_prompt_learning for adapter in getattr(model, "peft_config", {}).values()):
         raise ValueError("`model` must not have prompts as adapters, which no cache holds. Use dropbayes.predict.")
     inner = generating_module(model)
     if not inner.can_generate():
-        raise ValueError(
-            f"`model` must generate text; {type(inner).__name__} has no language-model head. Load it with "
-            "AutoModelForCausalLM or AutoModelForSeq2SeqLM, or judge a classifier with dropbayes.predict."
-        )
+        rule = f"generate text; {type(inner).__name__} has no language-model head"
+        remedy = "AutoModelForCausalLM or AutoModelForSeq2SeqLM, or judge a classifier with dropbayes.predict"
+        raise ValueError(f"`model` must {rule}. Load it with {remedy}.")
     if inner.main_input_name != "input_ids":  # of speech, of images
         remedy = "Let it generate under each draw: dropbayes.guests.each_draw."
         raise ValueError(f"`model` must read token ids; this one reads `{inner.main_input_name}`. {remedy}")
@@ -327,10 +317,8 @@ def checked_options(model: nn.Module, options: dict[str, Any]) -> Any:
     if (config.guidance_scale or 1) != 1:
         raise ValueError("`guidance_scale` must be 1: guidance runs the model beside its draws. Leave it out.")
     if config.cache_implementation not in (None, "dynamic", "hybrid"):  # for transformers, "hybrid" is the default
-        raise ValueError(
-            f"`cache_implementation` must be the default, which grows as draws need it; got "
-            f"{config.cache_implementation!r}, a cache that draws cannot share."
-        )
+        got = f"{config.cache_implementation!r}, a cache that draws cannot share"
+        raise ValueError(f"`cache_implementation` must be the default, which grows as draws need it; got {got}.")
     if (mode := config.get_generation_mode(options.get("assistant_model")).value) not in _MODES:
         raise ValueError(f"`generate` decodes by {', '.join(_MODES)}; the options ask for {mode}. Leave them out.")
     return config

@@ -305,10 +305,8 @@ def settable_drop_probs(net: nn.Module, sites: Iterable[Site]) -> dict[str, floa
         if rate is not None and any(_holders(checked_network(net).get_submodule(site.path), rate)):
             found[site.path] = rate
     if not found:
-        raise ValueError(
-            "`net` must have a dropout module whose probability can be set; it has none. Write nn.Dropout in place "
-            "of nn.functional.dropout, or use dropbayes.add_dropout."
-        )
+        remedy = "Write nn.Dropout in place of nn.functional.dropout, or use dropbayes.add_dropout"
+        raise ValueError(f"`net` must have a dropout module whose probability can be set; it has none. {remedy}.")
     return found
 
 

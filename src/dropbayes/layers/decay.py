@@ -159,10 +159,8 @@ def parameter_groups(
     other = [f"{type(m).__name__} {name!r}" for name, m in layers if not structure.kl_is_weight_decay(m)]
     other += [f"{one.name!r}, computed from others" for one in found if not isinstance(one.value, nn.Parameter)]
     if other:
-        raise ValueError(
-            f"`net` must hold plain parameters whose KL is a weight decay; got {other[0]}. "
-            "Add the KL to the loss instead: negative_elbo(net, output, y, likelihood=..., prior=..., n_data=...)."
-        )
+        remedy = "Add the KL to the loss instead: negative_elbo(net, output, y, likelihood=..., prior=..., n_data=...)"
+        raise ValueError(f"`net` must hold plain parameters whose KL is a weight decay; got {other[0]}. {remedy}.")
     for decay in found:
         check_number("prior.length_scale", decay.coefficient)
     coefficients = {id(decay.value): decay.coefficient for decay in found}

@@ -195,10 +195,8 @@ class Mixture(Family):
         check_stds("stds", self.stds, allow_zero=False)
         probs = self.probs.detach()
         if probs.shape != self.locs.shape[:1] or not bool((probs > 0).all()) or abs(float(probs.sum()) - 1) > 1e-5:
-            raise ValueError(
-                f"`probs` must hold one positive probability per component and sum to 1; got {self.probs!r} for "
-                f"{self.locs.shape[0]} components."
-            )
+            got = f"{self.probs!r} for {self.locs.shape[0]} components"
+            raise ValueError(f"`probs` must hold one positive probability per component and sum to 1; got {got}.")
 
     @property
     def _component_variance(self) -> Tensor:

@@ -112,10 +112,9 @@ class Prior:
         if self.bias_length_scale is not None:
             check_positive("bias_length_scale", self.bias_length_scale, allow_zero=True)
         if self.bias_distribution is not None and str(self.bias_distribution.support) != "Real()":
-            raise ValueError(
-                f"`bias_distribution` must be a density on the whole line, where biases may go; got "
-                f"{self.bias_distribution!r}. Take one such as Normal, Laplace or StudentT."
-            )
+            rule = "be a density on the whole line, where biases may go"
+            remedy = "Take one such as Normal, Laplace or StudentT"
+            raise ValueError(f"`bias_distribution` must {rule}; got {self.bias_distribution!r}. {remedy}.")
         hidden = self.hidden_length_scale
         if isinstance(hidden, str) and hidden != "fan_in":
             raise ValueError(f'`hidden_length_scale` must be a number or "fan_in"; got {hidden!r}.')
@@ -139,11 +138,9 @@ class Prior:
     def of_bias(self, layer: str = "", *, parameter: str = "", keep_prob: float = 1.0) -> Any:
         r"""The $l'$ of one active bias vector; $p$ is 1 unless biases are dropped too."""
         if self.density_of_bias(layer, parameter) is not None:
-            raise ValueError(
-                "`prior` must be Gaussian for a weight decay or a process of the network; got the "
-                f"`bias_distribution` {self.bias_distribution!r}. Train with fit or negative_elbo; its process is made "
-                "of processes.RandomBias."
-            )
+            rule = "be Gaussian for a weight decay or a process of the network"
+            remedy = "Train with fit or negative_elbo; its process is made of processes.RandomBias"
+            raise ValueError(f"`prior` must {rule}; got the `bias_distribution` {self.bias_distribution!r}. {remedy}.")
         default = self.length_scale if self.bias_length_scale is None else self.bias_length_scale
         scale = self.per_layer.get(f"{layer}.{parameter}".lstrip("."), default)
         return scale if self.applies_to == "active" else scale * keep_prob

@@ -163,11 +163,9 @@ def keep_probs_by_order(net: nn.Module) -> dict[str, float]:
             if not isinstance(net.get_submodule(name.rpartition(".")[0]), nn.Sequential):
                 guessed.append(name)
     if guessed and layers:
-        warnings.warn(
-            f"The order in which {', '.join(guessed)} act on the weight layers is guessed from the order of "
-            "registration. Pass `keep_probs=dropbayes.layers.keep_probs(net, x)`, which traces an input.",
-            stacklevel=3,
-        )
+        what = f"The order in which {', '.join(guessed)} act on the weight layers"
+        remedy = "Pass `keep_probs=dropbayes.layers.keep_probs(net, x)`, which traces an input"
+        warnings.warn(f"{what} is guessed from the order of registration. {remedy}.", stacklevel=3)
     return by_layer
 
 
@@ -191,11 +189,9 @@ def input_layers(net: nn.Module, prior: Prior, keep_probs: Mapping[str, float] |
     parents = {net.get_submodule(name.rpartition(".")[0]) for name in names}
     is_chain = all(isinstance(parent, nn.Sequential) for parent in parents)
     if prior.hidden_length_scale is not None and len(names) > 1 and not is_chain:
-        warnings.warn(
-            f"Which layers read the input is guessed from the order of registration ({names[0]}). Pass "
-            "`keep_probs=dropbayes.layers.keep_probs(net, x)`, which traces an input.",
-            stacklevel=4,
-        )
+        what = f"Which layers read the input is guessed from the order of registration ({names[0]})"
+        remedy = "Pass `keep_probs=dropbayes.layers.keep_probs(net, x)`, which traces an input"
+        warnings.warn(f"{what}. {remedy}.", stacklevel=4)
     return frozenset(names[:1])
 
 

@@ -29,10 +29,8 @@ class Gaussian(Likelihood):
         if not isinstance(self.precision, Tensor):
             return self.precision
         if self.precision.dim() and len(self.precision) != output.shape[-1]:
-            raise ValueError(
-                f"`precision` must be one number or one for each output; got {len(self.precision)} for outputs of "
-                f"shape {tuple(output.shape)}."
-            )
+            got = f"{len(self.precision)} for outputs of shape {tuple(output.shape)}"
+            raise ValueError(f"`precision` must be one number or one for each output; got {got}.")
         return self.precision.to(output.device)
 
     def mean(self, output: Tensor) -> Tensor:
@@ -58,10 +56,9 @@ class HeteroscedasticGaussian(Likelihood):
 
     def _split(self, output: Tensor) -> tuple[Tensor, Tensor]:
         if output.dim() < 1 or output.shape[-1] % 2:
-            raise ValueError(
-                "`likelihood` HeteroscedasticGaussian needs an even last axis (means, then log-variances); "
-                f"got an output of shape {tuple(output.shape)}. Double the width of the network's last layer."
-            )
+            rule = "HeteroscedasticGaussian needs an even last axis (means, then log-variances)"
+            got = f"an output of shape {tuple(output.shape)}"
+            raise ValueError(f"`likelihood` {rule}; got {got}. Double the width of the network's last layer.")
         mean, log_variance = output.chunk(2, dim=-1)
         return mean, log_variance
 
@@ -158,19 +155,15 @@ class Quantiles(Likelihood):
     def _targets(self, output: Tensor, y: Tensor) -> Tensor:
         """The target of every row of the output, whose draws share it: a column would broadcast to rows x rows."""
         if output.shape[-1 - y.dim() :] != (*y.shape, len(self.levels)):
-            raise ValueError(
-                f"`y` must have the output's shape without its axis of levels, {len(self.levels)} here; got y "
-                f"{tuple(y.shape)} against output {tuple(output.shape)}."
-            )
+            rule = f"have the output's shape without its axis of levels, {len(self.levels)} here"
+            raise ValueError(f"`y` must {rule}; got y {tuple(y.shape)} against output {tuple(output.shape)}.")
         return y.to(output.dtype).expand(output.shape[:-1])
 
     def _pieces(self, output: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The ordered quantiles, the probability between them, and the scales of the tails below and above."""
         if output.dim() < 1 or output.shape[-1] != len(self.levels):
-            raise ValueError(
-                f"`likelihood` Quantiles needs a last axis of {len(self.levels)} outputs, one per level; got an output "
-                f"of shape {tuple(output.shape)}."
-            )
+            rule = f"Quantiles needs a last axis of {len(self.levels)} outputs, one per level"
+            raise ValueError(f"`likelihood` {rule}; got an output of shape {tuple(output.shape)}.")
         ordered = output.sort(-1).values
         # Coincident quantiles have no width for their probability: give them the least whose square is positive.
         kind = torch.finfo(output.dtype)

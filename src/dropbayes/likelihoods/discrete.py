@@ -29,10 +29,9 @@ class Categorical(ClassLikelihood):
         """This likelihood with its class axis counted from the end."""
         axis = self.class_axis
         if axis is None and n_axes == 3:
-            raise ValueError(
-                "`class_axis` must be given for an output of three axes: Categorical(class_axis=1) for "
-                "[row, class, length], as in torch's losses; Categorical(class_axis=-1) for [row, token, class]."
-            )
+            length = "Categorical(class_axis=1) for [row, class, length], as in torch's losses"
+            tokens = "Categorical(class_axis=-1) for [row, token, class]"
+            raise ValueError(f"`class_axis` must be given for an output of three axes: {length}; {tokens}.")
         axis = min(1, n_axes - 1) if axis is None else axis
         if n_axes > 1 and (not hasattr(axis, "__index__") or not -n_axes <= axis < n_axes or axis % n_axes == 0):
             raise ValueError(
@@ -44,18 +43,15 @@ class Categorical(ClassLikelihood):
     def axis(self) -> int:
         """The axis of the classes, counted from the end; without `for_output`, the last by default."""
         if self.class_axis is not None and self.class_axis >= 0:
-            raise ValueError(
-                f"`class_axis` {self.class_axis} counts from the rows, and this output may have draws before them: "
-                "count it from the end, or call for_output(n_axes) first."
-            )
+            what = f"{self.class_axis} counts from the rows, and this output may have draws before them"
+            raise ValueError(f"`class_axis` {what}: count it from the end, or call for_output(n_axes) first.")
         return -1 if self.class_axis is None else self.class_axis
 
     def _check_classes(self, output: Tensor, axis: int) -> None:
         if output.dim() < -axis or output.shape[axis] < 2:
-            raise ValueError(
-                f"`likelihood` Categorical needs a logit for each of at least two classes along class_axis={axis}; "
-                f"got an output of shape {tuple(output.shape)}. For one logit (yes or no) use Bernoulli()."
-            )
+            rule = f"Categorical needs a logit for each of at least two classes along class_axis={axis}"
+            got = f"an output of shape {tuple(output.shape)}"
+            raise ValueError(f"`likelihood` {rule}; got {got}. For one logit (yes or no) use Bernoulli().")
 
     def mean(self, output: Tensor) -> Tensor:
         self._check_classes(output, self.axis)
@@ -70,10 +66,9 @@ class Categorical(ClassLikelihood):
         log_probabilities = (output.log() if self.probabilities else output.log_softmax(axis)).movedim(axis, -1)
         row_axes = log_probabilities.shape[:-1]
         if not 1 <= y.dim() <= len(row_axes) or y.shape != row_axes[-y.dim() :]:
-            raise ValueError(
-                f"`y` must have the output's shape less its class axis; got y {tuple(y.shape)} against output "
-                f"{tuple(output.shape)} with class_axis={axis}. One-hot rows are y.argmax({axis}), a column y[:, 0]."
-            )
+            rule = "have the output's shape less its class axis"
+            got = f"y {tuple(y.shape)} against output {tuple(output.shape)} with class_axis={axis}"
+            raise ValueError(f"`y` must {rule}; got {got}. One-hot rows are y.argmax({axis}), a column y[:, 0].")
         try:
             found = log_probabilities.gather(-1, y.long().expand(row_axes)[..., None])
         except RuntimeError:
@@ -88,10 +83,8 @@ class Categorical(ClassLikelihood):
         normalised = bool((output >= 0).all()) and torch.allclose(total, torch.ones_like(total), atol=1e-3)
         _check_link(self, "softmax", "are positive and sum to 1 over the classes", normalised)
         if y is not None and len(y) and not (int(y.min()) >= 0 and int(y.max()) < output.shape[axis]):
-            raise ValueError(
-                f"`y` must hold class labels from 0 to {output.shape[axis] - 1}, the network's classes; got labels "
-                f"from {int(y.min())} to {int(y.max())}."
-            )
+            rule = f"hold class labels from 0 to {output.shape[axis] - 1}, the network's classes"
+            raise ValueError(f"`y` must {rule}; got labels from {int(y.min())} to {int(y.max())}.")
 
     def class_probabilities(self, mean: Tensor) -> Tensor:
         return mean.movedim(self.axis, -1)
@@ -130,10 +123,9 @@ class Bernoulli(ClassLikelihood):
         if self.probabilities or output.numel() >= 32:  # fewer logits may all lie in [0, 1] by chance
             _check_link(self, "sigmoid", "lie in [0, 1]", bounded)
         if y is not None and not bool(((y >= 0) & (y <= 1)).all()):
-            raise ValueError(
-                f"`y` must hold 0 and 1 for Bernoulli; got values from {y.min().item():g} to {y.max().item():g}. "
-                "Several classes in one column are Categorical()."
-            )
+            got = f"values from {y.min().item():g} to {y.max().item():g}"
+            remedy = "Several classes in one column are Categorical()"
+            raise ValueError(f"`y` must hold 0 and 1 for Bernoulli; got {got}. {remedy}.")
 
     def class_probabilities(self, mean: Tensor) -> Tensor:
         return torch.stack([1 - mean, mean], -1)
@@ -146,16 +138,13 @@ def _check_link(likelihood: Categorical | Bernoulli, link: str, rule: str, holds
     """Warns of probabilities that would be taken for logits, and raises for logits taken for probabilities."""
     name = type(likelihood).__name__
     if holds and not likelihood.probabilities:
-        warnings.warn(
-            f"the network's outputs {rule}, as probabilities do: if it ends in a {link}, {name}() takes a second "
-            f"{link} of them. Use {name}(probabilities=True), or leave out the network's last {link}.",
-            stacklevel=3,
-        )
+        why = f"as probabilities do: if it ends in a {link}, {name}() takes a second {link} of them"
+        remedy = f"Use {name}(probabilities=True), or leave out the network's last {link}"
+        warnings.warn(f"the network's outputs {rule}, {why}. {remedy}.", stacklevel=3)
     if likelihood.probabilities and not holds:
-        raise ValueError(
-            f"`likelihood` {name}(probabilities=True) needs outputs that {rule}; the network's do not. Use {name}() "
-            'for logits; of probabilities the linear approximation may leave that range: use method="sampling".'
-        )
+        what = f"{name}(probabilities=True) needs outputs that {rule}; the network's do not. Use {name}() for logits"
+        other = 'of probabilities the linear approximation may leave that range: use method="sampling"'
+        raise ValueError(f"`likelihood` {what}; {other}.")
 
 
 @dataclass(frozen=True)

@@ -61,10 +61,9 @@ def checked_targets(output: Tensor, y: Tensor) -> Tensor:
     # A (rows, 1) output against (rows,) targets would broadcast to rows x rows.
     if output.dim() < y.dim() or output.shape[output.dim() - y.dim() :] != y.shape:
         rows = tuple(output.shape[max(0, output.dim() - max(y.dim(), 2)) :])  # without the axis of draws
-        raise ValueError(
-            f"`y` must have the shape of the network's output for its rows; got y {tuple(y.shape)} against output "
-            f"{rows}. Reshape y (y[:, None] for a one-column output) or squeeze the output."
-        )
+        got = f"y {tuple(y.shape)} against output {rows}"
+        remedy = "Reshape y (y[:, None] for a one-column output) or squeeze the output"
+        raise ValueError(f"`y` must have the shape of the network's output for its rows; got {got}. {remedy}.")
     return y.to(output.dtype) if y.dtype == torch.bool else y
 
 
@@ -72,8 +71,6 @@ def output_tensor(output: PyTree) -> Tensor:
     """The one tensor of a network's output that a likelihood reads: the output itself, or its `logits`."""
     logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
     if not isinstance(logits, Tensor):
-        raise TypeError(
-            f"`net` must return a tensor or an output with `logits`; got {type(output).__name__}. Wrap the network so "
-            "that it returns the tensor the likelihood reads."
-        )
+        got = f"{type(output).__name__}. Wrap the network so that it returns the tensor the likelihood reads"
+        raise TypeError(f"`net` must return a tensor or an output with `logits`; got {got}.")
     return logits

@@ -55,11 +55,10 @@ def controlled_plan(
     linear.only_size()
     other = {site.kind for site in linear.profile.sites if site.is_random} - MASK_KINDS
     if not linear.together or other or sampling.positions is not None:
-        what = "rows that run alone" if not linear.together else sorted(other) or "masks of positions"
-        raise ValueError(
-            '`method` "controlled" needs a network that takes its rows as a batch and multiplies by its masks, so that '
-            f'its linear part is known under each draw; got {what}. Use method="sampling".'
-        )
+        got = "rows that run alone" if not linear.together else sorted(other) or "masks of positions"
+        rule = '"controlled" needs a network that takes its rows as a batch and multiplies by its masks'
+        why = "so that its linear part is known under each draw"
+        raise ValueError(f'`method` {rule}, {why}; got {got}. Use method="sampling".')
     return ControlledPlan(replace(drawn, moments_only=False), linear, drawn.profile, f"controlled, {drawn.method}")
 
 

@@ -67,10 +67,8 @@ class Explanation:
             return [f"{site.path or '(network)'} {site.kind}" for site in self.sites], self.by_site
         shares = self.by_position if part == "position" else self.by_feature
         if shares is None:
-            raise ValueError(
-                f"`part` {part!r} has no shares here. Positions need explain(..., positions=True), features an input "
-                "that is one tensor of real numbers."
-            )
+            remedy = "Positions need explain(..., positions=True), features an input that is one tensor of real numbers"
+            raise ValueError(f"`part` {part!r} has no shares here. {remedy}.")
         shares = shares.flatten(1)
         names = self.names if part == "feature" and self.names else [f"{part} {i}" for i in range(shares.shape[1])]
         return list(names), shares
@@ -155,10 +153,9 @@ def explain(
     plan = linear_plan(net, inputs, sampling)
     n_outputs = plan.only_size() if output is None else plan.sizes[0]
     if len(plan.sizes) > 1 or output not in (None, "largest", *range(n_outputs)):
-        raise ValueError(
-            f"`output` must be one of the {n_outputs} numbers of a row's output, which is one tensor; got "
-            f"{output!r} for {len(plan.sizes)} tensors. Pass a network that returns the tensor to explain."
-        )
+        rule = f"be one of the {n_outputs} numbers of a row's output, which is one tensor"
+        got = f"{output!r} for {len(plan.sizes)} tensors"
+        raise ValueError(f"`output` must {rule}; got {got}. Pass a network that returns the tensor to explain.")
     if output == "largest":
         chosen = torch.cat([linear.output.argmax(1, keepdim=True) for _, (linear,) in plan.linearised(inputs)])
     else:

@@ -80,10 +80,9 @@ class LinearPlan:
     def only_size(self) -> int:
         """The number of outputs of a row; an error if they are several tensors, or too many."""
         if len(self.sizes) > 1 or self.sizes[0] > self.options.max_outputs:
-            raise ValueError(
-                f"`net` must return one tensor of at most {self.options.max_outputs} numbers for each row; got "
-                f"{list(self.sizes)}. Pass a network that returns the part of interest."
-            )
+            rule = f"return one tensor of at most {self.options.max_outputs} numbers for each row"
+            remedy = "Pass a network that returns the part of interest"
+            raise ValueError(f"`net` must {rule}; got {list(self.sizes)}. {remedy}.")
         return self.sizes[0]
 
     def linearised(
@@ -150,11 +149,9 @@ def _unchecked_plan(net: nn.Module, inputs: Inputs, sampling: Sampling) -> Linea
     profile = inspection.profile
     profile.check_random()
     if profile.host_random or profile.draws_branch:
-        what = "draws from a generator" if profile.host_random else "branches on a value of a draw"
-        raise ValueError(
-            f'`method` "linear" needs a network that is differentiable in its masks; `net` {what}, which has no '
-            'derivative. Use method="sampling".'
-        )
+        does = "draws from a generator" if profile.host_random else "branches on a value of a draw"
+        what = f'"linear" needs a network that is differentiable in its masks; `net` {does}, which has no derivative'
+        raise ValueError(f'`method` {what}. Use method="sampling".')
     spec = mask_spec(profile, inputs, keys=Keys(0, 2, "independent"), masks="row", sampling=sampling)
     together = chosen_strategy(inspection, inputs, spec).rows == "together" and None not in profile.outputs
     known = inspection.strategies
@@ -169,15 +166,11 @@ def _checked_sizes(outputs: list[Linearisation]) -> tuple[int, ...]:
     """The numbers in each tensor of a row's output."""
     for dtype in (linear.tensor.dtype for linear in outputs):
         if not (dtype.is_floating_point or dtype.is_complex):
-            raise ValueError(
-                f'`method` "linear" needs outputs that are real numbers; `net` returns {dtype}, which has no '
-                'derivative. Return scores or logits in its place, or use method="sampling".'
-            )
+            what = f'"linear" needs outputs that are real numbers; `net` returns {dtype}, which has no derivative'
+            raise ValueError(f'`method` {what}. Return scores or logits in its place, or use method="sampling".')
     if not any(linear.output.requires_grad for linear in outputs):
-        raise ValueError(
-            '`method` "linear" needs an output that has derivatives; that of `net` has none. Remove torch.no_grad, '
-            '.detach() and .item() from its forward, or use method="sampling".'
-        )
+        remedy = 'Remove torch.no_grad, .detach() and .item() from its forward, or use method="sampling"'
+        raise ValueError(f'`method` "linear" needs an output that has derivatives; that of `net` has none. {remedy}.')
     return tuple(linear.output.shape[1] for linear in outputs)
 
 

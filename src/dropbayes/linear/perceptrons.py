@@ -52,10 +52,9 @@ def moments_plan(net: nn.Module, inputs: Inputs, sampling: Sampling, *, only_mom
         raise ValueError('`positions` and `ignore_modules` need method="linear" or "sampling"; got "moments".')
     direct = as_perceptron(checked_network(net), inputs.leaves[0]) if inputs.is_matrix else None
     if direct is None:
-        raise ValueError(
-            '`method` "moments" needs a perceptron: an nn.Sequential of linear layers, elementwise non-linearities and '
-            'nn.Dropout, and rows `[row, feature]`. Use method="linear" for any other network.'
-        )
+        what = "an nn.Sequential of linear layers, elementwise non-linearities and nn.Dropout"
+        needs = f'"moments" needs a perceptron: {what}, and rows `[row, feature]`'
+        raise ValueError(f'`method` {needs}. Use method="linear" for any other network.')
     direct.profile.check_random()
     return MomentsPlan(direct, direct.profile, only_moments, sampling.max_bytes or 256 * 2**20)
 

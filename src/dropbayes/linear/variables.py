@@ -84,18 +84,15 @@ class SiteVariables(SiteSource):
         hard = orders or operation in _HARD or operation.startswith("rand")
         if site in self.variables and not hard:  # a function of the numbers, not of a comparison
             return
-        raise NotImplementedError(
-            f"`net` takes {operation} of random numbers, or of a comparison of torch.rand: a hard choice, which has no "
-            'derivative. Draw a mask with torch.bernoulli or nn.functional.dropout, or predict with method="sampling".'
-        )
+        what = f"takes {operation} of random numbers, or of a comparison of torch.rand: a hard choice"
+        remedy = 'Draw a mask with torch.bernoulli or nn.functional.dropout, or predict with method="sampling"'
+        raise NotImplementedError(f"`net` {what}, which has no derivative. {remedy}.")
 
     def after(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         name = getattr(func, "__name__", "").strip("_")  # also in place
         if name in _HARD and args and isinstance(args[0], Tensor) and args[0].requires_grad:
-            raise NotImplementedError(
-                f"`net` takes {name} of numbers that depend on its dropout: a hard choice, which "
-                'has no derivative. Predict with method="sampling".'
-            )
+            what = f"takes {name} of numbers that depend on its dropout: a hard choice, which has no derivative"
+            raise NotImplementedError(f'`net` {what}. Predict with method="sampling".')
 
     def _add(self, kind: str, mean: Tensor, std: float) -> Tensor:
         """The next variable, at its mean."""
@@ -110,15 +107,13 @@ class SiteVariables(SiteSource):
         name = self.names.next(kind) if self.by_name else kind
         site = self.by_name.get(name) if self.by_name else next(self._following, None)
         if site is None or site.kind != kind:
-            raise ValueError(
-                f"`net` met a site {name!r} that it did not meet when it was inspected: its forward depends on more "
-                'than its input and weights. Predict with method="sampling".'
-            )
+            what = f"met a site {name!r} that it did not meet when it was inspected"
+            why = "its forward depends on more than its input and weights"
+            raise ValueError(f'`net` {what}: {why}. Predict with method="sampling".')
         if not torch.is_grad_enabled():
-            raise NotImplementedError(
-                f"`net` drops where derivatives are switched off ({name}): under torch.no_grad, or in the forward of "
-                'an autograd.Function, where the effect of a mask is not seen. Use method="sampling".'
-            )
+            what = f"drops where derivatives are switched off ({name}): under torch.no_grad"
+            why = "or in the forward of an autograd.Function, where the effect of a mask is not seen"
+            raise NotImplementedError(f'`net` {what}, {why}. Use method="sampling".')
         return site
 
 

@@ -179,10 +179,8 @@ def _pairs(
             arguments, targets = network_arguments(net, batch), batch["labels"]
         elif is_loader:
             if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-                raise TypeError(
-                    "`x` must be a DataLoader of pairs (input, outcome) or of dicts with `labels`; got batches of "
-                    f"{type(batch).__name__}."
-                )
+                rule = "be a DataLoader of pairs (input, outcome) or of dicts with `labels`"
+                raise TypeError(f"`x` must {rule}; got batches of {type(batch).__name__}.")
             arguments, targets = batch
         if targets is None:
             raise TypeError("`y` must hold the outcomes unless `x` is a DataLoader of pairs; got None.")

@@ -48,10 +48,8 @@ class Mixture:
         location, scale = float_tensor(self.location), float_tensor(self.scale)
         freedom = self.freedom if isinstance(self.freedom, tuple) else (float(self.freedom),)
         if location.dim() not in (2, 3):
-            raise ValueError(
-                f"`location` must be [draw, row] or [draw, row, output]; got the shape {tuple(location.shape)}. "
-                "A single function is one draw: location[None]."
-            )
+            got = f"the shape {tuple(location.shape)}. A single function is one draw: location[None]"
+            raise ValueError(f"`location` must be [draw, row] or [draw, row, output]; got {got}.")
         if not bool((scale > 0).all()):
             raise ValueError(f"`scale` must be positive; its smallest value is {float(scale.min()):.3g}.")
         if not all(nu > 2 for nu in freedom):
@@ -190,10 +188,8 @@ class Mixture:
         """The outcomes in units of each draw's noise."""
         outcome = float_tensor(y).to(self.location)
         if outcome.shape != self.location.shape[1:]:
-            raise ValueError(
-                f"`y` must have the shape {tuple(self.location.shape[1:])} of the prediction; got "
-                f"{tuple(outcome.shape)}."
-            )
+            expected, got = tuple(self.location.shape[1:]), tuple(outcome.shape)
+            raise ValueError(f"`y` must have the shape {expected} of the prediction; got {got}.")
         return (outcome - self.location) / self.scale
 
     def _by_output(self, function: Callable[[Tensor, float], Tensor], y: Array) -> Tensor:

@@ -105,17 +105,13 @@ def predict(
         )
     nets: list[Any] = list(net) if isinstance(net, (list, tuple, nn.ModuleList)) else [net]
     if not nets or (len(nets) > 1 and (automatic or method != "sampling")):
-        raise ValueError(
-            f'`net` must be a network, or a list of some for method "sampling" with a number of draws; got {len(nets)} '
-            f"networks, method {method!r} and n_draws {n_draws!r}."
-        )
+        rule = 'be a network, or a list of some for method "sampling" with a number of draws'
+        raise ValueError(f"`net` must {rule}; got {len(nets)} networks, method {method!r} and n_draws {n_draws!r}.")
     if automatic and n_draws != "auto":
         raise TypeError(f"`n_draws` must be a whole number or 'auto'; got {n_draws!r}. Try n_draws=100.")
     if automatic and (request.quantiles or keep_draws):
-        raise ValueError(
-            '`n_draws` "auto" gives each row its own number of draws: quantiles and kept draws need a number. '
-            "Try n_draws=1000."
-        )
+        rule = '"auto" gives each row its own number of draws: quantiles and kept draws need a number'
+        raise ValueError(f"`n_draws` {rule}. Try n_draws=1000.")
     keys = mask_keys(_REPLICATE_DRAWS if automatic else n_draws, seed, sampling)
     results, offset = list[Rows](), sampling.row_offset
     plans: list[AnyPlan] = []

@@ -108,10 +108,9 @@ class Prediction(Printed):
 
     def _of_classes(self, name: str) -> Tensor:
         if name not in self.information:
-            raise AttributeError(
-                f"`{name}` needs a likelihood of classes: predict(net, x, likelihood=dropbayes.Categorical()), or "
-                "Bernoulli() for one logit. A number has `variance` and `epistemic`."
-            )
+            remedy = "predict(net, x, likelihood=dropbayes.Categorical()), or Bernoulli() for one logit"
+            needs = f"`{name}` needs a likelihood of classes: {remedy}"
+            raise AttributeError(f"{needs}. A number has `variance` and `epistemic`.")
         return self.information[name]
 
     def interval(self, coverage: float = 0.95) -> tuple[Tensor, Tensor]:
@@ -190,10 +189,8 @@ class Prediction(Printed):
     def __len__(self) -> int:
         """The number of rows, if the output is one tensor."""
         if not isinstance(self.mean, Tensor) or self.mean.dim() == 0:
-            raise TypeError(
-                "the prediction holds several tensors or no rows; read its fields, such as `mean`, or one output: "
-                "prediction.head(name)."
-            )
+            what = "the prediction holds several tensors or no rows; read its fields, such as `mean`, or one output"
+            raise TypeError(f"{what}: prediction.head(name).")
         return self.mean.shape[self.row_axis or 0]
 
     def __getitem__(self, index: Any) -> Prediction:

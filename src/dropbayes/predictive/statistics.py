@@ -38,10 +38,9 @@ def by_head(argument: str, tree: PyTree, profile: Profile) -> dict[str | int, Py
         raise ValueError(f"`{argument}` for each output needs one tensor in each; the network nests them.")
     given = _entries(tree)
     if given.keys() != outputs.keys():
-        raise ValueError(
-            f"`{argument}` must have an entry for each output of the network, {list(outputs) or 'one tensor'}; got "
-            f"{list(given) or type(tree).__name__}. Give None for an output without one."
-        )
+        rule = f"have an entry for each output of the network, {list(outputs) or 'one tensor'}"
+        got = list(given) or type(tree).__name__
+        raise ValueError(f"`{argument}` must {rule}; got {got}. Give None for an output without one.")
     return {name: given[name] for name in outputs}
 
 
@@ -101,10 +100,9 @@ class Request:
         tree = profile.structure.build(range(n_tensors), numbers=False)
         logits = tree.get("logits") if isinstance(tree, Mapping) else getattr(tree, "logits", None)
         if logits is None:
-            raise ValueError(
-                f"`likelihood` needs an output of one tensor, or one called `logits`; the network gives {n_tensors}. "
-                "Give a likelihood for each, as a dict or sequence like the output, or leave it out."
-            )
+            what = f"needs an output of one tensor, or one called `logits`; the network gives {n_tensors}"
+            remedy = "Give a likelihood for each, as a dict or sequence like the output, or leave it out"
+            raise ValueError(f"`likelihood` {what}. {remedy}.")
         return logits
 
 

@@ -204,10 +204,8 @@ class NextTokens(nn.Module):
         known = {} if attention_mask is None else {"attention_mask": attention_mask}
         logits = output_tensor(self.model(input_ids=input_ids, **known))
         if logits.dim() != 3 or logits.shape[:2] != input_ids.shape:
-            raise ValueError(
-                "`net` must be a causal language model, with logits [row, position, token] for every position: "
-                "without outcomes `y`, `x` is a text."
-            )
+            rule = "be a causal language model, with logits [row, position, token] for every position"
+            raise ValueError(f"`net` must {rule}: without outcomes `y`, `x` is a text.")
         log_probabilities = logits[:, :-1].float().log_softmax(-1)
         return log_probabilities.gather(-1, input_ids[:, 1:, None])[..., 0]
 
@@ -231,10 +229,9 @@ def text_inputs(x: PyTree) -> dict[str, Tensor]:
     inputs = {"input_ids": x} if isinstance(x, Tensor) else dict(x) if isinstance(x, Mapping) else {}
     ids = inputs.get("input_ids")
     if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.is_floating_point() or ids.shape[1] < 2:
-        raise ValueError(
-            "`x` must be a text where no `y` is given: token ids [row, position], two positions at least, or what a "
-            f"tokenizer returns; got {type(x).__name__}{'' if ids is None else f' with input_ids {tuple(ids.shape)}'}."
-        )
+        rule = "token ids [row, position], two positions at least, or what a tokenizer returns"
+        got = type(x).__name__ + ("" if ids is None else f" with input_ids {tuple(ids.shape)}")
+        raise ValueError(f"`x` must be a text where no `y` is given: {rule}; got {got}.")
     return {name: inputs[name] for name in ("input_ids", "attention_mask") if name in inputs}
 
 

@@ -262,12 +262,10 @@ class Quadrature(Layer):
         std_u, std_v, sine, cosine = self._preactivations(pairs)
         error = quadrature_error(self.nonlinearity, torch.cat([std_u.flatten(), std_v.flatten()]), nodes=self.nodes)
         if not error < 1e-5:
-            warnings.warn(
-                f"Quadrature of {getattr(self.function, '__name__', self.function)} loses digits: its prior variances "
-                f"are off by about {error:.0e} of their size. A kink away from zero or fast growth does this; raise "
-                "`nodes`, or scale the inputs down.",
-                stacklevel=3,
-            )
+            what = f"Quadrature of {getattr(self.function, '__name__', self.function)} loses digits"
+            size = f"its prior variances are off by about {error:.0e} of their size"
+            why = "A kink away from zero or fast growth does this; raise `nodes`, or scale the inputs down"
+            warnings.warn(f"{what}: {size}. {why}.", stacklevel=3)
         return expected_product(self.nonlinearity, std_u, std_v, torch.atan2(sine, cosine), nodes=self.nodes)
 
 
@@ -327,10 +325,10 @@ class RandomBias(Layer):
         try:
             self.distribution.icdf(torch.tensor(0.5))
         except NotImplementedError:
-            raise ValueError(
-                f"`distribution` must have an inverse distribution function; got {type(self.distribution).__name__}, "
-                "whose `icdf` torch does not implement. Take another, such as Normal, Laplace, Uniform or Cauchy."
-            ) from None
+            got = f"{type(self.distribution).__name__}, whose `icdf` torch does not implement"
+            rule = f"must have an inverse distribution function; got {got}"
+            remedy = "Take another, such as Normal, Laplace, Uniform or Cauchy"
+            raise ValueError(f"`distribution` {rule}. {remedy}.") from None
 
     def nonlinearity(self, u: Tensor) -> Tensor:
         return self.layer.nonlinearity(u)

@@ -63,10 +63,8 @@ def checked_data(x: Tensor, y: Tensor, precision: float, *, noise_free: bool) ->
     """Raises on data or a precision that regression cannot use."""
     checked_inputs(x, "x")
     if x.dim() != 2 or not isinstance(y, Tensor) or y.dim() not in (1, 2) or len(y) != len(x) or 0 in y.shape:
-        raise ValueError(
-            "`y` must be [row] or [row, output] with the rows of `x`, [row, input]; got "
-            f"{tuple(getattr(y, 'shape', ()))} for x {tuple(x.shape)}."
-        )
+        got = f"{tuple(getattr(y, 'shape', ()))} for x {tuple(x.shape)}"
+        raise ValueError(f"`y` must be [row] or [row, output] with the rows of `x`, [row, input]; got {got}.")
     checked_inputs(y.reshape(len(y), -1), "y")
     if not isinstance(precision, (int, float)) or not precision > 0 or (precision == math.inf and not noise_free):
         allowed = "positive (math.inf for data without noise)" if noise_free else "positive and finite"
@@ -217,18 +215,14 @@ def exact_process(
         pivots = np.diagonal(regressor.L_) ** 2
         if pivots.min() > len(x) * np.finfo(np.float64).eps * unit:  # below, the factor is rounding error
             if jitter:
-                warnings.warn(
-                    f"The covariance of the data is singular (duplicate rows without noise?): added {jitter:.0e} of "
-                    "the mean prior variance to its diagonal. Lower `precision` to say how noisy the data is.",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
+                what = "The covariance of the data is singular (duplicate rows without noise?)"
+                done = f"added {jitter:.0e} of the mean prior variance to its diagonal"
+                remedy = "Lower `precision` to say how noisy the data is"
+                warnings.warn(f"{what}: {done}. {remedy}.", RuntimeWarning, stacklevel=2)
             evidence = float(regressor.log_marginal_likelihood_value_)
             return ExactProcess(regressor, output_bias, 1 / precision, evidence)
-    raise ValueError(
-        f"`covariance` must be positive semi-definite at the data; got a {len(x)} x {len(x)} matrix that "
-        f"{JITTERS[-1]:.0e} of its mean variance on the diagonal does not make so."
-    )
+    got = f"a {len(x)} x {len(x)} matrix that {JITTERS[-1]:.0e} of its mean variance on the diagonal does not make so"
+    raise ValueError(f"`covariance` must be positive semi-definite at the data; got {got}.")
 
 
 def tuned_covariance(

@@ -24,10 +24,8 @@ def checked_inputs(x: Tensor, name: str) -> Tensor:
         kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise TypeError(f"`{name}` must be a floating-point tensor; got {kind}.")
     if x.dim() < 2 or x.shape[-1] == 0 or x.shape[-2] == 0:
-        raise ValueError(
-            f"`{name}` must be [row, input] with at least one of each; got shape {tuple(x.shape)}. "
-            "A single input column is x[:, None]."
-        )
+        rule = "be [row, input] with at least one of each"
+        raise ValueError(f"`{name}` must {rule}; got shape {tuple(x.shape)}. A single input column is x[:, None].")
     return finite_tensor(name, x)
 
 
@@ -124,16 +122,12 @@ class Covariance(ABC):
         x = self.parts(checked_inputs(x, "x"), "x")
         y = x if y is None else self.parts(checked_inputs(y, "y"), "y")
         if x.shape[-1] != y.shape[-1] or x.dtype != y.dtype:
-            raise ValueError(
-                "`x` and `y` must agree in their number of inputs (last axis) and dtype; "
-                f"got {tuple(x.shape)} {x.dtype} and {tuple(y.shape)} {y.dtype}."
-            )
+            got = f"{tuple(x.shape)} {x.dtype} and {tuple(y.shape)} {y.dtype}"
+            raise ValueError(f"`x` and `y` must agree in their number of inputs (last axis) and dtype; got {got}.")
         matrix = self.of_pairs(Pairs.of_inputs(x, y))
         if matrix.isnan().any():
-            raise ValueError(
-                f"The covariance overflows {x.dtype}: the inputs are too large for the length-scale. Use float64, or "
-                "standardise the inputs."
-            )
+            why = "the inputs are too large for the length-scale"
+            raise ValueError(f"The covariance overflows {x.dtype}: {why}. Use float64, or standardise the inputs.")
         return matrix
 
     def parts(self, x: Tensor, name: str) -> Tensor:

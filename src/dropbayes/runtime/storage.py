@@ -38,10 +38,8 @@ class ModelFile:
         fits = value.dim() == len(shape) and all(b in (None, a) for a, b in zip(value.shape, shape, strict=True))
         if not (fits and value.is_floating_point()):
             expected = tuple("any" if size is None else size for size in shape)
-            raise ValueError(
-                f"`path` must hold {name!r} of shape {expected} and a floating dtype; got {tuple(value.shape)} of "
-                f"{value.dtype}. Save the model again."
-            )
+            rule = f"hold {name!r} of shape {expected} and a floating dtype"
+            raise ValueError(f"`path` must {rule}; got {tuple(value.shape)} of {value.dtype}. Save the model again.")
         if not bool(value.isfinite().all()):
             raise ValueError(f"`path` must hold finite numbers in {name!r}; got NaN or infinity. Save the model again.")
         return value
@@ -73,10 +71,8 @@ def save(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], *, kind: s
 def load(path: str | os.PathLike[str], *, kinds: Collection[str]) -> ModelFile:
     """The contents of a model file of one of the given kinds; a ValueError, and no other error, for other contents."""
     if pathlib.Path(path).is_dir():
-        raise IsADirectoryError(
-            f"`path` must name a model file; {os.fspath(path)!r} is a folder. dropbayes.load reads the folder of "
-            "a whole model."
-        )
+        remedy = "dropbayes.load reads the folder of a whole model"
+        raise IsADirectoryError(f"`path` must name a model file; {os.fspath(path)!r} is a folder. {remedy}.")
     return parse(pathlib.Path(path).read_bytes(), kinds=kinds)
 
 
@@ -88,10 +84,8 @@ def parse(contents: bytes, *, kinds: Collection[str]) -> ModelFile:
         model = _verify(contents)
         tensors = deserialise(contents)  # checks offsets, shapes and dtypes against the bytes at hand
     except Exception:
-        raise ValueError(
-            "`path` must name a whole model file; this one is damaged, cut short or not a dropbayes model. Save it "
-            "again."
-        ) from None
+        rule = "name a whole model file; this one is damaged, cut short or not a dropbayes model"
+        raise ValueError(f"`path` must {rule}. Save it again.") from None
     if model["format"] != FORMAT:
         raise ValueError(
             f"`path` has the format {model['format']!r:.80}; this version reads {FORMAT}. Upgrade dropbayes."

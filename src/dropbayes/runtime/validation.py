@@ -43,10 +43,8 @@ def check_number(name: str, value: object) -> None:
 
 def check_keep_prob(value: float) -> None:
     if not (hasattr(value, "__float__") and 0 < value <= 1):
-        raise ValueError(
-            f"`keep_prob` must lie in (0, 1]; got {value!r}. It is the paper's p, the probability that a unit stays: "
-            "one minus the `p` of torch.nn.Dropout."
-        )
+        meaning = "It is the paper's p, the probability that a unit stays: one minus the `p` of torch.nn.Dropout"
+        raise ValueError(f"`keep_prob` must lie in (0, 1]; got {value!r}. {meaning}.")
 
 
 def check_n_data(value: float) -> None:
@@ -146,10 +144,8 @@ def finite_tensor(name: str, array: Array | float, *, axes: str | None = None, i
     bad = tensor.isnan() if infinite else ~tensor.isfinite()
     if bool(bad.any()):
         rule = "not contain NaN" if infinite else "be finite"
-        raise ValueError(
-            f"`{name}` must {rule}; {int(bad.sum())} of {tensor.numel()} values are {'NaN' if infinite else 'not'}. "
-            "Remove those rows first."
-        )
+        got = f"{int(bad.sum())} of {tensor.numel()} values are {'NaN' if infinite else 'not'}"
+        raise ValueError(f"`{name}` must {rule}; {got}. Remove those rows first.")
     return tensor
 
 
@@ -158,7 +154,12 @@ def check_values(name: str, values: Tensor, *, positive: bool = False, at_most: 
     low, high = values.min().item(), values.max().item()
     if low < 0 or (positive and low == 0) or (at_most is not None and high > at_most):
         rule = "be positive" if positive else "be at least 0" if at_most is None else f"lie between 0 and {at_most:g}"
-        raise ValueError(f"`{name}` must {rule}; got {low:.3g} to {high:.3g}.")
+        raise ValueError(f"`{name}` must {rule}; got {extent(values)}.")
+
+
+def extent(values: Tensor) -> str:
+    """The smallest and the largest of the values, for a message."""
+    return f"{values.min().item():.3g} to {values.max().item():.3g}"
 
 
 def row_values(name: str, array: Array, *, n_rows: int | None = None, infinite: bool = False) -> Tensor:
@@ -206,10 +207,7 @@ def row_weights(
         return torch.ones(n_rows, dtype=torch.float64, device=device)
     weight = row_values(name, sample_weight, n_rows=n_rows).detach().to(device, torch.float64)
     if not (bool((weight >= 0).all()) and bool((weight > 0).any())):
-        raise ValueError(
-            f"`{name}` must be zero or more and not all zero; got values from "
-            f"{weight.min().item():.3g} to {weight.max().item():.3g}."
-        )
+        raise ValueError(f"`{name}` must be zero or more and not all zero; got values from {extent(weight)}.")
     return weight
 
 
@@ -217,10 +215,8 @@ def row_counts(sample_weight: Array | None, n_rows: int, *, like: Tensor) -> Ten
     """Whole `row_weights` in int64: a p-value and a certificate count independent rows, which have no fractions."""
     weight = row_weights(sample_weight, n_rows, like=like)
     if not bool((weight == weight.round()).all()):
-        raise ValueError(
-            "`sample_weight` must hold whole numbers here, how many independent rows each row stands for; got values "
-            f"from {weight.min().item():.3g} to {weight.max().item():.3g} with fractions."
-        )
+        rule = "hold whole numbers here, how many independent rows each row stands for"
+        raise ValueError(f"`sample_weight` must {rule}; got values from {extent(weight)} with fractions.")
     if weight.sum() > 1e8:
         raise ValueError(f"`sample_weight` must add up to at most 100,000,000 rows here; got {weight.sum():.3g}.")
     return weight.long()
@@ -236,11 +232,9 @@ def class_probabilities(name: str, array: Array, *, axes: str = "[row, class]") 
     tensor = finite_tensor(name, array, axes=axes)
     totals, tolerance = tensor.detach().sum(-1), 1e-2 if is_half else 1e-3
     if not (bool((tensor >= 0).all()) and bool(((totals - 1).abs() <= tolerance).all())):
-        raise ValueError(
-            f"`{name}` must be probabilities: at least 0 and summing to 1 over the class axis; got values from "
-            f"{tensor.min().item():.3g} to {tensor.max().item():.3g} and sums from {totals.min().item():.3g} to "
-            f"{totals.max().item():.3g}. Apply softmax to logits first."
-        )
+        rule = "be probabilities: at least 0 and summing to 1 over the class axis"
+        got = f"values from {extent(tensor)} and sums from {extent(totals)}"
+        raise ValueError(f"`{name}` must {rule}; got {got}. Apply softmax to logits first.")
     return tensor / totals.unsqueeze(-1) if is_half else tensor
 
 
@@ -248,10 +242,8 @@ def class_labels(labels: Array, *, n_rows: int, n_classes: int, device: torch.de
     """The class indices as int64, `[row]`: whole numbers from 0 to `n_classes` - 1."""
     indices = to_tensor(labels, name="labels")
     if indices.is_floating_point() or indices.is_complex() or indices.dim() != 1 or len(indices) != n_rows:
-        raise ValueError(
-            f"`labels` must be integers, one class index for each of the {n_rows} rows; got shape "
-            f"{tuple(indices.shape)} of {indices.dtype}. Pass labels.argmax(-1) for one-hot rows."
-        )
+        got = f"shape {tuple(indices.shape)} of {indices.dtype}. Pass labels.argmax(-1) for one-hot rows"
+        raise ValueError(f"`labels` must be integers, one class index for each of the {n_rows} rows; got {got}.")
     indices = indices.long().to(device)
     low, high = int(indices.min()), int(indices.max())
     if low < 0 or high >= n_classes:
@@ -264,10 +256,8 @@ def events(name: str, array: Array, *, n_rows: int) -> Tensor:
     tensor = to_tensor(array, name=name)
     binary = not tensor.is_complex() and bool(((tensor == 0) | (tensor == 1)).all())
     if tensor.dim() != 1 or len(tensor) != n_rows or not binary:
-        raise ValueError(
-            f"`{name}` must hold true or false (1 or 0) for each of the {n_rows} rows; got shape {tuple(tensor.shape)} "
-            f"of {tensor.dtype}."
-        )
+        got = f"shape {tuple(tensor.shape)} of {tensor.dtype}"
+        raise ValueError(f"`{name}` must hold true or false (1 or 0) for each of the {n_rows} rows; got {got}.")
     return tensor.bool()
 
 

@@ -50,10 +50,8 @@ def _crps_terms(
     outputs, outcome = matching_tensors({"draws": draws, "y": y}, draws="draws")
     variance = finite_tensor("noise_variance", noise_variance).to(outputs)
     if variance.shape not in ((), outputs.shape[1:], (len(outputs), *(1,) * (outputs.dim() - 1)), outputs.shape):
-        raise ValueError(
-            "`noise_variance` must be a number, [row], [draw, 1] or [draw, row]; got shape "
-            f"{tuple(variance.shape)} for draws {tuple(outputs.shape)}."
-        )
+        got = f"shape {tuple(variance.shape)} for draws {tuple(outputs.shape)}"
+        raise ValueError(f"`noise_variance` must be a number, [row], [draw, 1] or [draw, row]; got {got}.")
     check_values("noise_variance", variance)
     variance = variance.expand_as(outputs)
     pairs = torch.zeros_like(outcome)
@@ -75,10 +73,9 @@ def _expected_magnitude(mean: Tensor, variance: Tensor) -> Tensor:
 def _joint(draws: Array, y: Array) -> tuple[Tensor, Tensor]:
     outputs, outcome = matching_tensors({"draws": draws, "y": y}, draws="draws")
     if outcome.dim() != 2:
-        raise ValueError(
-            f"`draws` must be [draw, row, output] and `y` [row, output]; got {tuple(outputs.shape)} and "
-            f"{tuple(outcome.shape)}. For one output use `crps`."
-        )
+        rule = "be [draw, row, output] and `y` [row, output]"
+        got = f"{tuple(outputs.shape)} and {tuple(outcome.shape)}"
+        raise ValueError(f"`draws` must {rule}; got {got}. For one output use `crps`.")
     return outputs, outcome
 
 
