@@ -29,8 +29,6 @@ from dropbayes.runtime import validation
 from dropbayes.runtime.validation import Array, to_tensor
 from dropbayes.scores.averages import cumulative_weights, weighted_quantile
 
-# --- thresholds -------------------------------------------------------------------------------------------------------
-
 
 def conformal_threshold(
     scores: Array, *, level: float, sample_weight: Array | None = None, new_weight: Array | float = 1.0
@@ -142,9 +140,6 @@ class OnlineLevel:
         if not 0 < self.current < 1:
             return recent.new_tensor(math.inf if self.current >= 1 else -math.inf)
         return conformal_threshold(recent, level=self.current)
-
-
-# --- intervals and distributions --------------------------------------------------------------------------------------
 
 
 def standardised_residuals(mean: Array, std: Array | float, y: Array) -> Tensor:
@@ -312,9 +307,6 @@ def conformal_distribution(
     residuals, order = validation.row_values("calibration_residuals", calibration_residuals).sort()
     weight = validation.row_weights(sample_weight, len(residuals), like=residuals)[order]
     return ConformalDistribution(centre, deviation, residuals, weight)
-
-
-# --- sets of classes --------------------------------------------------------------------------------------------------
 
 
 def label_scores(probabilities: Array, labels: Array) -> Tensor:

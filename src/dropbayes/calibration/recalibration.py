@@ -121,9 +121,6 @@ def temperature(logit_draws: Array, labels: Array, *, sample_weight: Array | Non
     return logits.new_tensor(math.exp(min(start, best.x, key=negative_log_likelihood)))
 
 
-# --- maps of class probabilities -------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class ClassMap:
     r"""The map $p \mapsto \mathrm{softmax}(\mathbf W \log p + \mathbf b)$ of class probabilities."""

@@ -169,8 +169,6 @@ def _entropy(log_probs: Tensor) -> Tensor:
     return -torch.where(log_probs > -math.inf, log_probs.exp() * log_probs, 0.0).sum(-1)
 
 
-# --- of meanings rather than wordings -----------------------------------------------------------------------------
-
 Text = TypeVar("Text")
 
 

@@ -195,9 +195,6 @@ def _targets(y: PyTree, inputs: Inputs) -> Tensor:
     return targets[None] if inputs.is_one_row else targets
 
 
-# --- the scorer ------------------------------------------------------------------------------------------------------
-
-
 class DrawScores(RowStatistics):
     """The statistics of some rows' draws, with how well these predict the outcomes `y` of the rows, `[row, ...]`."""
 

@@ -62,8 +62,6 @@ class Mixture:
         object.__setattr__(self, "scale", scale.to(location).expand_as(location))
         object.__setattr__(self, "freedom", shared)
 
-    # --- moments --------------------------------------------------------------------------------------------------
-
     @property
     def n_draws(self) -> int:
         """The number of components T."""
@@ -105,8 +103,6 @@ class Mixture:
     def epistemic_share(self) -> Tensor:
         """The fraction of the predictive variance that is epistemic."""
         return self.epistemic / self.variance
-
-    # --- the distribution -----------------------------------------------------------------------------------------
 
     def log_density(self, y: Array) -> Tensor:
         r"""$\log p(\mathbf y)$ of rows at outcomes `[row]` or `[row, output]`: of all outputs together, `[row]`."""
@@ -200,10 +196,8 @@ class Mixture:
         return torch.stack([function(z[..., k], nu) for k, nu in enumerate(self.freedom)], -1)
 
 
-# --- the standard noise: Gaussian or Student's t ------------------------------------------------------------------
-
-
 def _log_density(z: Tensor, freedom: float) -> Tensor:
+    """The log-density of the standard noise: Gaussian, or Student's t."""
     if math.isinf(freedom):
         return -0.5 * (z.square() + math.log(2 * math.pi))
     half = (freedom + 1) / 2
@@ -212,6 +206,7 @@ def _log_density(z: Tensor, freedom: float) -> Tensor:
 
 
 def _distribution(z: Tensor, freedom: float) -> Tensor:
+    """Its distribution function."""
     if freedom > _MAX_FREEDOM:
         return torch.special.ndtr(z)
     cell = (torch.atan(z / math.sqrt(freedom)) / math.pi + 0.5) * _CELLS

@@ -231,9 +231,6 @@ def check_outputs(prediction: Prediction) -> None:
         warnings.warn(message, UncertaintyWarning, stacklevel=3)
 
 
-# Adaptive number of draws ------------------------------------------------------------------------------------------
-
-
 def _summaries_until(
     plan: Plan, inputs: Inputs, first_row: int, request: Request, sampling: Sampling
 ) -> Iterator[tuple[int, Rows | None]]:

@@ -174,9 +174,6 @@ _RANKING = {
 }
 
 
-# --- regression ----------------------------------------------------------------------------------------------------
-
-
 def _rmse_error(rows: RegressionOutcomes) -> Tensor:
     """The standard error of a root of a mean, to first order."""
     squares = rows.absolute_errors().square()
@@ -242,9 +239,6 @@ REGRESSION_SCORES = {
     **_RANKING,
 }
 """The scores of a regression by name, in the order in which they are shown."""
-
-
-# --- classification ------------------------------------------------------------------------------------------------
 
 
 def balanced_accuracy(probabilities: Array, labels: Array, *, sample_weight: Array | None = None) -> Tensor:

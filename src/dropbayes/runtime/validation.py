@@ -20,8 +20,6 @@ NumpyArray = npt.NDArray[Any]
 Numbers = npt.NDArray[np.float64]
 Array = Tensor | NumpyArray
 
-# ---------------------------------------------------------------------------------------------------- numbers
-
 
 def check_positive(name: str, value: Any, *, allow_zero: bool = False) -> None:
     """Raises unless `value` is a positive number, or a scalar tensor of one (a parameter that is being learned)."""
@@ -93,8 +91,6 @@ def _is_whole(value: object) -> bool:
 def _is_finite_number(value: object) -> bool:
     return isinstance(value, (int, float, np.number)) and type(value) is not bool and math.isfinite(value)
 
-
-# ----------------------------------------------------------------------------------------------------- arrays
 
 NOT_FINITE = "`net` gave NaN or infinite outputs or slopes. Check the input rows and weights for NaN, or use float32."
 
@@ -220,9 +216,6 @@ def row_counts(sample_weight: Array | None, n_rows: int, *, like: Tensor) -> Ten
     if weight.sum() > 1e8:
         raise ValueError(f"`sample_weight` must add up to at most 100,000,000 rows here; got {weight.sum():.3g}.")
     return weight.long()
-
-
-# ---------------------------------------------------------------------------------------------------- classes
 
 
 def class_probabilities(name: str, array: Array, *, axes: str = "[row, class]") -> Tensor:
