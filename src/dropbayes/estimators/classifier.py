@@ -64,8 +64,7 @@ class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
             x, labels, weight = self._training_data(X, y, sample_weight, reset=not warm)
             classes, codes = np.unique(labels, return_inverse=True)
             codes = self._codes(labels, len(x)) if warm else codes
-            n_present = len(np.unique(codes[weight > 0]))
-            if n_present < 2:
+            if (n_present := len(np.unique(codes[weight > 0]))) < 2:
                 raise ValueError(f"`y` must have at least 2 classes; got {n_present} class.")
             if not warm:
                 self.classes_, self.temperature_ = classes, 1.0
@@ -104,8 +103,7 @@ class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
         check_classification_targets(y)
         weight = row_weights(as_array(sample_weight), len(x)).numpy()
         if self.class_weight is not None:
-            by_class = compute_sample_weight(self.class_weight, labels)
-            if by_class.min() < 0:
+            if (by_class := compute_sample_weight(self.class_weight, labels)).min() < 0:
                 raise ValueError(f"`class_weight` must not be negative; got {self.class_weight}.")
             weight = row_weights(weight * by_class, len(x)).numpy()
         return x, labels, weight

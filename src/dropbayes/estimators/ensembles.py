@@ -384,8 +384,7 @@ class RegressionEnsemble(Ensemble):
         """
         n_rows = len(self._inputs(X))
         shape = (n_rows,) if self.one_column_ else (n_rows, self.population_.y_mean.shape[-1])
-        targets = finite_tensor("y", as_array(y, "y")).double()
-        if targets.shape != shape:
+        if (targets := finite_tensor("y", as_array(y, "y")).double()).shape != shape:
             raise ValueError(f"`y` must have the shape {shape}, that of the prediction; got {tuple(targets.shape)}.")
         densities = [mixture.log_density(targets[rows]) for rows, mixture in self.predictive_blocks(X)]
         return float(weighted_mean(torch.cat(densities), sample_weight))
@@ -459,11 +458,9 @@ class ClassEnsemble(Ensemble):
 
     def _codes(self, y: Any, n_rows: int) -> np.ndarray:
         """The class indices of outcomes."""
-        labels = np.asarray(as_array(y, "y"))
-        if labels.shape != (n_rows,):
+        if (labels := np.asarray(as_array(y, "y"))).shape != (n_rows,):
             raise ValueError(f"`y` must hold one class for each of the {n_rows} rows; got the shape {labels.shape}.")
-        unknown = np.setdiff1d(labels, self.classes_)
-        if len(unknown):
+        if len(unknown := np.setdiff1d(labels, self.classes_)):
             raise ValueError(f"`y` must hold only the classes {self.classes_.tolist()}; got {unknown.tolist()[0]!r}.")
         return np.searchsorted(self.classes_, labels)
 

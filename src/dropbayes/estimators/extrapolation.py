@@ -105,8 +105,7 @@ def find_gap(x: Tensor, seed: int) -> Gap | None:
         return None
     distance = _nearest(x[order[: 2 * _ANCHORS]], x[anchors], skip_equal=True)
     reach = max(1e-6, float(distance[distance.isfinite()].quantile(0.99)))
-    inside = rows.nonzero()[:_ANCHORS, 0]
-    beyond = _nearest(x[inside], x[anchors[~rows[anchors]]]) > reach
+    beyond = _nearest(x[rows.nonzero()[:_ANCHORS, 0]], x[anchors[~rows[anchors]]]) > reach
     return Gap(rows, anchors, reach) if float(beyond.float().mean()) >= _MIN_SHARE else None
 
 
@@ -158,6 +157,5 @@ class Bounds:
         """
         # The range of a standardised target is at least 2; a constant one is not standardised, and its range is 0.
         margin = (self.high - self.low).clamp_min(1.0).to(mean)
-        inside = mean.clamp(self.low.to(mean) - margin, self.high.to(mean) + margin)
-        excess = mean - inside
+        excess = mean - mean.clamp(self.low.to(mean) - margin, self.high.to(mean) + margin)
         return torch.where(mean.isfinite(), margin * torch.tanh(excess / margin) - excess, 0.0)

@@ -164,8 +164,7 @@ def _from_json(value: Any) -> Any:
 def _record(kind: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     """The dataclass of a kind from the tensors of a file; None if the file holds none of them."""
     keys = {f.name: f"{name}.{f.name}" for f in fields(kind)}
-    missing = [key for key in keys.values() if key not in tensors]
-    if len(missing) == len(keys):
+    if len(missing := [key for key in keys.values() if key not in tensors]) == len(keys):
         return None
     if missing:
         raise ValueError(f"{missing[0]!r} is missing: it may be from another version; fit the model again")

@@ -61,10 +61,8 @@ def frame_inputs(schema: Schema, frame: Any, *, learn_missing: bool) -> Numbers:
     encoded = encode(schema, as_table(frame, "X"), at=_location, allow_new=learn_missing, flag='missing="learn"')
     if encoded.missing and not learn_missing:
         name, count = next(iter(encoded.missing.items()))
-        raise ValueError(
-            f"`X` must have no missing values; {count} of column {name!r} are. Fill them, or learn from their "
-            'absence with missing="learn".'
-        )
+        rule = f"must have no missing values; {count} of column {name!r} are"
+        raise ValueError(f'`X` {rule}. Fill them, or learn from their absence with missing="learn".')
     return encoded.x
 
 
@@ -122,8 +120,7 @@ def as_frame(columns: Mapping[str, Any], like: Any) -> Any:
 
 def is_mixed_frame(X: Any) -> bool:
     """Whether this is a data frame with a non-numeric column."""
-    package = _package(X)
-    if package in ("polars", "pyarrow") and hasattr(X, "schema"):
+    if (package := _package(X)) in ("polars", "pyarrow") and hasattr(X, "schema"):
         from dropbayes.estimators.columns.cells import is_numeric
 
         return not all(map(is_numeric, as_table(X.slice(0, 0)).schema))

@@ -93,8 +93,7 @@ class DropoutEstimator(Parameters, Ensemble):
         self.rows_tested_ = min(len(x), _REMEMBERED_ROWS)  # in case `partial_fit` follows
         n_stacked = len(self._grid(len(x))[0]) * (FOLDS if len(x) < MANY_ROWS else 1)
         operation = n_stacked * self._batch_size(len(x)) * max(self._hidden_widths(len(x)), default=1)
-        threads = 1 if operation <= _ONE_THREAD_SIZE else None
-        with cpu_threads(threads), self._progress(len(x)) as progress:
+        with cpu_threads(1 if operation <= _ONE_THREAD_SIZE else None), self._progress(len(x)) as progress:
             data = Task(x, y, weight)
             choice = self._search(data, groups, offset, forward=times is not None, progress=progress)
             self.search_scores_ = choice.log_likelihood.numpy()
@@ -109,12 +108,10 @@ class DropoutEstimator(Parameters, Ensemble):
 
     def _warn_below_baseline(self, baseline: str) -> None:
         if self.held_out_score_ < self.baseline_score_:
-            warnings.warn(
-                f"The held-out log-likelihood, {self.held_out_score_:.4g}, is below that of {baseline} alone, "
-                f"{self.baseline_score_:.4g}: these inputs, or this training, do not help to predict the target.",
-                UserWarning,
-                stacklevel=4,  # `fit`, and what keeps it on the CPU
-            )
+            scores = f"{self.held_out_score_:.4g}, is below that of {baseline} alone, {self.baseline_score_:.4g}"
+            meaning = "these inputs, or this training, do not help to predict the target."
+            # Its level is that of `fit`'s caller: between are `fit`, and what keeps it on the CPU.
+            warnings.warn(f"The held-out log-likelihood, {scores}: {meaning}", UserWarning, stacklevel=4)
 
     def _progress(self, n_rows: int) -> ProgressBar:
         """One bar, in steps of a network, for the search and the training after it, so that it shows the time left."""
@@ -207,10 +204,8 @@ class DropoutEstimator(Parameters, Ensemble):
         """Continues training from the current weights."""
         start = self.population_
         if not isinstance(self.hidden, str) and tuple(self.hidden) != tuple(self.hidden_):
-            raise ValueError(
-                f"`hidden` must stay {tuple(self.hidden_)} where training continues; got {self.hidden}. Fit without "
-                "`warm_start` to begin anew."
-            )
+            rule = f"must stay {tuple(self.hidden_)} where training continues; got {self.hidden}"
+            raise ValueError(f"`hidden` {rule}. Fit without `warm_start` to begin anew.")
         self.seed_ += 1  # fresh batches and masks
         members = [replace(m, epochs=epochs, seed=self.seed_ + i) for i, m in enumerate(start.members)]
         settings = self._settings(len(x)) | {"schedule": schedule, "hidden": self.hidden_}
@@ -281,10 +276,8 @@ class DropoutEstimator(Parameters, Ensemble):
     def _refuse_divergence(self) -> None:
         if bool(self.population_.diverged.any()):
             rate = self.population_.members[0].learning_rate
-            raise FloatingPointError(
-                f"Training diverged. Try learning_rate={rate / 10:.3g} instead of {rate:.3g}, and look for extreme "
-                "values in X and y."
-            )
+            remedy = f"Try learning_rate={rate / 10:.3g} instead of {rate:.3g}, and look for extreme values in X and y."
+            raise FloatingPointError(f"Training diverged. {remedy}")
 
     # --- prediction -----------------------------------------------------------------------------------------------
 

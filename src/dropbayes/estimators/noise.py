@@ -82,8 +82,7 @@ class StudentNoise:
             product = (standard[..., None, :] * self.first.transpose(1, 2)[:, None]).sum(-1)
         else:
             product = standard @ self.first
-        hidden = torch.tanh(product + self.first_bias)
-        return (hidden * self.second).sum(-1) + self.second_bias
+        return (torch.tanh(product + self.first_bias) * self.second).sum(-1) + self.second_bias
 
     def mixture(self, draws: Tensor, x: Tensor, y_mean: Tensor, y_scale: Tensor) -> Mixture:
         """The predictive mixture in the units of y, from standardised draws `[draw, row, output]` and inputs."""
@@ -166,8 +165,7 @@ def _without_ties(y: Tensor, source: torch.Generator) -> Tensor:
     A draw that equals its outcome, as those of trees may, would otherwise have no noise and an unbounded density.
     """
     values, counts = y.unique(return_counts=True)
-    often = counts >= max(5, 0.01 * len(y))
-    if often.sum() < 2 or counts[often].sum() < len(y) / 2:
+    if (often := counts >= max(5, 0.01 * len(y))).sum() < 2 or counts[often].sum() < len(y) / 2:
         return y
     return y + values[often].diff().min() / 4 * (torch.rand(len(y), generator=source).to(y) - 0.5)
 

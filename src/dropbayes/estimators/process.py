@@ -208,8 +208,7 @@ def _fit_scales(x: Tensor, y: Tensor, weight: Tensor, begin: Tensor | None) -> T
         scales = torch.from_numpy(values)
         smooth, linear = _parts(x, scales, x)
         factor = _factor(smooth + linear, scales, weight)
-        log_root = factor.diagonal().log().sum()
-        if not bool(log_root.isfinite()):
+        if not bool((log_root := factor.diagonal().log().sum()).isfinite()):
             return 1e10, np.zeros_like(values)
         inverse = torch.cholesky_inverse(factor)
         alpha = inverse @ y

@@ -165,15 +165,12 @@ class _ConformalMixture(Mixture):
         return (0.5 + 0.5 * standard.sign() * rank).to(self.location)
 
     def quantile(self, level: float) -> Tensor:
-        coverage = abs(2 * level - 1)
-        if coverage == 0:
+        if (coverage := abs(2 * level - 1)) == 0:
             return self.mean
-        reach = conformal.conformal_threshold(self.held_out, level=coverage)
-        if not reach.isfinite():
-            raise ValueError(
-                f"`coverage` {coverage:g} needs more than the {len(self.held_out)} rows that the intervals were "
-                f"calibrated on; at least {math.ceil(coverage / (1 - coverage))} are needed."
-            )
+        if not (reach := conformal.conformal_threshold(self.held_out, level=coverage)).isfinite():
+            rule = f"needs more than the {len(self.held_out)} rows that the intervals were calibrated on"
+            n_needed = math.ceil(coverage / (1 - coverage))
+            raise ValueError(f"`coverage` {coverage:g} {rule}; at least {n_needed} are needed.")
         return self.mean + math.copysign(float(reach), level - 0.5) * self.std
 
 

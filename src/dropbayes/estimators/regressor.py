@@ -145,8 +145,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         return self
 
     def _transform(self, y: np.ndarray) -> np.ndarray:
-        z = self.transform_.forward(torch.tensor(y))
-        if not bool(z.isfinite().all()):
+        if not bool((z := self.transform_.forward(torch.tensor(y))).isfinite().all()):
             raise ValueError(f"`y` must be positive, as in the first fit; the smallest is {float(y.min()):.4g}.")
         return z.numpy()
 
@@ -253,8 +252,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
     def _standard_columns(self, x: Any) -> Tensor:
         """The standardised inputs, without those of the bins."""
         standard, columns = self.population_, slice(self._n_columns)
-        inputs = torch.as_tensor(x[:, columns])
-        return (inputs - standard.x_mean[0, columns]) / standard.x_scale[0, columns]
+        return (torch.as_tensor(x[:, columns]) - standard.x_mean[0, columns]) / standard.x_scale[0, columns]
 
     def _fit_extrapolation(self, gap: Gap, without_gap: Population, data: Task) -> None:
         if self.noise_ is None or bool(without_gap.diverged.any()):
@@ -278,17 +276,15 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
 
     def _set_precision(self, precision: Tensor) -> None:
         if self.noise_ is not None:  # the scale of the noise follows the Gaussian's
-            factor = (self.population_.precision[0] / precision[0]).sqrt()
-            self.noise_ = self.noise_.rescale(factor)
+            self.noise_ = self.noise_.rescale((self.population_.precision[0] / precision[0]).sqrt())
         super()._set_precision(precision)
 
     def _training_data(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> tuple[np.ndarray, ...]:
         x, y = self._arrays(X, y, reset=reset, multi_output=True, y_numeric=True)
         x = self._encode(x, reset=reset)
         if y.dtype.kind in "mM":
-            raise ValueError(
-                f"`y` must hold numbers; got {y.dtype}. Pass the days: (y - y.min()) / np.timedelta64(1, 'D')."
-            )
+            remedy = "Pass the days: (y - y.min()) / np.timedelta64(1, 'D')."
+            raise ValueError(f"`y` must hold numbers; got {y.dtype}. {remedy}")
         try:
             y = np.asarray(y, dtype=np.float64, order="C")
         except ValueError as error:

@@ -27,8 +27,7 @@ def group_numbers(name: str, given: Any, n_rows: int, *, ordered: bool = False) 
     one = name.removesuffix("s")
     if len(missing := missing_rows(given, none=ordered)):
         raise ValueError(f"`{name}` must hold a {one} for every row; row {missing[0]} has none.")
-    values = np.asarray(given)
-    if values.shape != (n_rows,):
+    if (values := np.asarray(given)).shape != (n_rows,):
         raise ValueError(f"`{name}` must hold one {one} for each of the {n_rows} rows; got {values.shape}.")
     try:
         numbers = np.unique(values, return_inverse=True)[1].reshape(-1)
@@ -48,8 +47,7 @@ def canonical_rows(x: np.ndarray, y: np.ndarray, weight: np.ndarray, groups: Any
     """
     groups = None if groups is None else group_numbers("groups", groups, len(x))
     rows = np.flatnonzero(weight > 0)
-    counts = weight[rows]
-    if len(counts) and np.all(counts == np.round(counts)) and counts.max() <= _MAX_COPIES:
+    if len(counts := weight[rows]) and np.all(counts == np.round(counts)) and counts.max() <= _MAX_COPIES:
         rows, weight = np.repeat(rows, counts.astype(np.int64)), np.ones(len(x))
     order = rows[np.lexsort(np.vstack([x[rows].T, y[rows].reshape(len(rows), -1).T]))]
     return x[order], y[order], weight[order], None if groups is None else groups[order]

@@ -55,10 +55,8 @@ class TargetTransform:
         if name != "none" and y.ndim > 1:
             raise ValueError(f"`target_transform` must be 'none' for several outputs; got {name!r}.")
         if name == "log" and not bool((y > 0).all()):
-            raise ValueError(
-                f"`target_transform` 'log' needs positive targets; the smallest is {float(y.min()):.4g}. "
-                "Use 'arcsinh', which takes any."
-            )
+            rule = f"needs positive targets; the smallest is {float(y.min()):.4g}"
+            raise ValueError(f"`target_transform` 'log' {rule}. Use 'arcsinh', which takes any.")
         if name != "arcsinh":
             return cls(name)
         low, centre, high = (float(value) for value in np.quantile(y, [0.25, 0.5, 0.75]))

@@ -39,8 +39,7 @@ class EnsembleChoice:
         inputs = [task.held_out[0] for task in self.tasks if task.held_out is not None]
         sampled, _ = draws(self.fold_networks, inputs, n_draws=n_draws)  # [draw, member x fold, row, output]
         n_folds = len(self.held_out)
-        by_fold = [sampled[:, fold::n_folds, : len(rows)] for fold, rows in enumerate(self.held_out)]
-        values = torch.cat(by_fold, 2)
+        values = torch.cat([sampled[:, fold::n_folds, : len(rows)] for fold, rows in enumerate(self.held_out)], 2)
         if offset is not None:
             has_offset = torch.tensor([member.offset for member in self.members])
             values[:, has_offset] += offset[:, None, torch.cat(self.held_out)].to(values)

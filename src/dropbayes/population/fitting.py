@@ -125,8 +125,7 @@ def train_in_jobs(
     import joblib
 
     # A single member would use another matrix routine than a stack, and differ in its last bits.
-    n_shares = min(joblib.effective_n_jobs(n_jobs), len(members) // 2)
-    if n_shares < 2:
+    if (n_shares := min(joblib.effective_n_jobs(n_jobs), len(members) // 2)) < 2:
         return train(tasks, members, start=start, **settings)
     shares = torch.arange(len(members)).tensor_split(n_shares)
     learn = joblib.delayed(functools.partial(train, tasks, **{**settings, "progress": False}))

@@ -116,8 +116,7 @@ class Program:
             n_seen = widths[0] if member.n_inputs is None else member.n_inputs
             if not 1 <= n_seen <= widths[0]:
                 raise ValueError(f"`n_inputs` must lie between 1 and {widths[0]}, the task's columns; got {n_seen}.")
-            factors = member.relevance or (1.0,) * n_seen
-            if len(factors) != n_seen:
+            if len(factors := member.relevance or (1.0,) * n_seen) != n_seen:
                 raise ValueError(f"`relevance` must hold a factor for each of {n_seen} inputs; got {len(factors)}.")
             relevance.append([*factors, *[0.0] * (widths[0] - n_seen)])
             first, *rest = randomness.initial_weights(member.seed, [n_seen, *widths[1:]], dtype)

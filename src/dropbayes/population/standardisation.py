@@ -46,12 +46,10 @@ def stacked_table(
 ) -> Table:
     """The table of all tasks' rows, each task standardised by its own (weighted) moments or those of its start."""
     columns = [_task_columns(task, number, head) for number, task in enumerate(tasks)]
-    widths = {(x.shape[1], y.shape[1]) for x, y, _ in columns}
-    if len(widths) > 1:
+    if len(widths := {(x.shape[1], y.shape[1]) for x, y, _ in columns}) > 1:
         rule = "of one population must share their numbers of features and outputs"
         raise ValueError(f"`tasks` {rule}; got {sorted(widths)}. Train one population for each.")
-    n_features = columns[0][0].shape[1]
-    if start is not None and start.x_mean.shape[1] != n_features:
+    if start is not None and start.x_mean.shape[1] != (n_features := columns[0][0].shape[1]):
         raise ValueError(f"`start` holds networks of {start.x_mean.shape[1]} features; the tasks have {n_features}.")
     rows, standard = [], []
     for number, (x, y, weight) in enumerate(columns):

@@ -196,8 +196,7 @@ def _check_targets(net: nn.Module, rows: Rows, likelihood: Likelihood) -> None:
     net.eval()
     batch = next(rows.pass_through())
     with torch.no_grad():
-        output = batch.first(1).output(net)
-        if not output.dim():
+        if not (output := batch.first(1).output(net)).dim():
             raise ValueError("`net` gives no axis of rows for a single row: name what it squeezes, as in squeeze(-1).")
         likelihood.check(output.expand(len(batch.y), *output.shape[1:]), batch.y)
         likelihood.log_density(output, batch.y[:1])

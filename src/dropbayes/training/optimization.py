@@ -147,8 +147,7 @@ class Step:
     def __call__(self, batch: Batch) -> Tensor:
         if not self.graphed:
             return self._eager(batch)
-        shapes = tuple(tensor.shape for tensor in batch.tensors)
-        if shapes not in self.replays:
+        if (shapes := tuple(tensor.shape for tensor in batch.tensors)) not in self.replays:
             try:
                 self.replays[shapes] = self._capture_step(batch)
             except RuntimeError:

@@ -93,8 +93,7 @@ class LoadedRows:
         """All rows once, in an order that follows torch's random state."""
         with _reseed(self.loader.generator, getattr(self.sampler, "generator", None)):
             for pair in self.loader:
-                parts = pair if isinstance(pair, (tuple, list)) else ()
-                if len(parts) != 2:
+                if len(parts := pair if isinstance(pair, (tuple, list)) else ()) != 2:
                     got = type(pair).__name__ + (f" of {len(parts)}" if parts else "")
                     raise TypeError(f"`{self.name}` must be a DataLoader of pairs (input, target); got {got}.")
                 inputs, targets = _validate(self.net, parts[0], parts[1], self.name)

@@ -158,18 +158,16 @@ def note_order(model: Model, rows: TrainingRows, cells: pa.Table) -> None:
                     probe.fit(rows.x, rows.y, sample_weight=rows.weight, times=times)
             at_random, forward = (float(max(probe.search_scores_)) for probe in probes)
             if forward < at_random - 0.1:
-                note(
-                    f"the rows are in order of {column.name!r}: held out at random they score "
-                    f"{plain_number(at_random)} nats per row, held out after those learned from {plain_number(forward)}"
-                    f"; to predict rows that come later, fit with --time {shlex.quote(column.name)}."
-                )
+                fault = f"the rows are in order of {column.name!r}: held out at random they score"
+                scores = f"{plain_number(at_random)} nats per row, held out after those learned from"
+                remedy = f"to predict rows that come later, fit with --time {shlex.quote(column.name)}"
+                note(f"{fault} {scores} {plain_number(forward)}; {remedy}.")
             return
         if column.kind == "number" and n_distinct == n_runs and 10 <= n_distinct <= len(values) / 2:
             each = plain_number(len(values) / n_distinct, digits=2)
-            note(
-                f"{column.name!r} repeats in runs: {n_distinct:,} values of about {each} rows; if rows of one value "
-                f"belong together, fit with --group {shlex.quote(column.name)} to hold them out together."
-            )
+            fault = f"{column.name!r} repeats in runs: {n_distinct:,} values of about {each} rows"
+            remedy = f"fit with --group {shlex.quote(column.name)} to hold them out together"
+            note(f"{fault}; if rows of one value belong together, {remedy}.")
             return
 
 

@@ -67,9 +67,8 @@ def fit(
 ) -> None:
     """Fit a model to a table and write it to a folder."""
     if len(target) > 1:
-        raise typer.BadParameter(
-            f"a model predicts one column; got {', '.join(target)}. Fit one model for each", param_hint="'--target'"
-        )
+        rule = f"a model predicts one column; got {', '.join(target)}. Fit one model for each"
+        raise typer.BadParameter(rule, param_hint="'--target'")
     if quick and effort == "best":
         raise typer.BadParameter("is the same as --effort quick; give one effort", param_hint="'--quick'")
     import pyarrow as pa

@@ -164,10 +164,8 @@ def _claimed(
     model = {"format": 2, "model": predictor.fingerprint, **settings, "prefix": prefix}
     text = json.dumps({**model, "part_rows": part_rows, "sources": digests}, indent=1) + "\n"
     if plan.exists() and plan.read_text() != text:
-        raise FileExistsError(
-            f"{str(folder)!r} holds the prediction of another model, other settings or other rows; choose another "
-            "folder, or remove it."
-        )
+        fault = f"{str(folder)!r} holds the prediction of another model, other settings or other rows"
+        raise FileExistsError(f"{fault}; choose another folder, or remove it.")
     folder.mkdir(exist_ok=True)
     if not plan.exists():
         files.write_text(plan, text)

@@ -74,8 +74,7 @@ def _rank_and_size(group: Any) -> tuple[int, int]:
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-    rank = dist.get_rank(group)
-    if rank < 0:
+    if (rank := dist.get_rank(group)) < 0:
         raise ValueError("`group` must contain the process that calls; this one is not in it.")
     return rank, dist.get_world_size(group)
 

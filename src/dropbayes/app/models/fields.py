@@ -21,8 +21,7 @@ class EnsembleFields:
     """Those of a fitted estimator, or of a model that has one, with the settings it was fitted with."""
 
     def __init__(self, model: Any) -> None:
-        ensemble = getattr(model, "ensemble", model)
-        if not isinstance(ensemble, Ensemble):
+        if not isinstance(ensemble := getattr(model, "ensemble", model), Ensemble):
             kind = type(model).__name__
             raise TypeError(f"`model` must be a dropout estimator, a network or what load(folder) returns; got {kind}.")
         if not hasattr(ensemble, "population_"):
@@ -57,10 +56,8 @@ class NetworkFields:
 
     def __init__(self, net: nn.Module, likelihood: Likelihood | None, columns: Sequence[str] | None) -> None:
         if not isinstance(likelihood, Gaussian | HeteroscedasticGaussian | Categorical):
-            raise ValueError(
-                "`likelihood` must say how the network's output is read: Gaussian(precision=...), "
-                f"HeteroscedasticGaussian() or Categorical(); got {likelihood!r}."
-            )
+            known = "Gaussian(precision=...), HeteroscedasticGaussian() or Categorical()"
+            raise ValueError(f"`likelihood` must say how the network's output is read: {known}; got {likelihood!r}.")
         if len(set(columns or ())) < len(columns or ()):
             raise ValueError(f"`columns` must name each input of the network once; got {list(columns or ())}.")
         self._net, self._likelihood = net, likelihood

@@ -98,12 +98,10 @@ class Model:
         columns = estimator.frame_columns_ or frame_schema(frame)  # it keeps none for a frame of numbers
         schema, names = replace(columns, target=target, task=task), tuple(as_table(frame).column_names)
         if estimator.frame_columns_ is None and schema.inputs != names:
-            raise ValueError(
-                "`frame` must hold numbers alone, as the estimator was fitted to them; its columns would become the "
-                f"inputs {', '.join(schema.inputs[:8])}. Fit with Model.fit(frame, target=...), which encodes columns."
-            )
-        n_inputs = estimator.n_features_in_
-        if estimator.frame_columns_ is None and n_inputs != len(names):
+            rule, got = "numbers alone, as the estimator was fitted to them", ", ".join(schema.inputs[:8])
+            remedy = "Fit with Model.fit(frame, target=...), which encodes columns."
+            raise ValueError(f"`frame` must hold {rule}; its columns would become the inputs {got}. {remedy}")
+        if estimator.frame_columns_ is None and (n_inputs := estimator.n_features_in_) != len(names):
             raise ValueError(f"`frame` must hold the {n_inputs} inputs of the estimator; got {len(names)}.")
         x = frame_inputs(schema, frame, learn_missing=True)
         if len(np.asarray(y)) != len(x):

@@ -416,8 +416,7 @@ def _by_name(columns: Columns, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _number_column(values: npt.ArrayLike, name: str) -> NumpyArray:
-    array = np.asarray(values)
-    if array.dtype.kind not in "biuf":
+    if (array := np.asarray(values)).dtype.kind not in "biuf":
         raise ValueError(f"column {name!r} must hold numbers; got {array.dtype}.")
     if not np.isfinite(array).all():
         row = int((~np.isfinite(array)).reshape(len(array), -1).any(1).argmax())

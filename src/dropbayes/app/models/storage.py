@@ -121,10 +121,8 @@ def _read_once(path: pathlib.Path) -> tuple[Ensemble, Schema, Origin, str]:
     except ValueError as error:
         raise ValueError(f"{str(path / MODEL)!r}: {error}") from None
     if ensemble.n_features_in_ != len(schema.inputs):
-        raise ValueError(
-            f"{str(path)!r}: the network has {ensemble.n_features_in_} inputs, {COLUMNS} names {len(schema.inputs)}; "
-            "fit the model again."
-        )
+        fault = f"the network has {ensemble.n_features_in_} inputs, {COLUMNS} names {len(schema.inputs)}"
+        raise ValueError(f"{str(path)!r}: {fault}; fit the model again.")
     return with_recalibration(ensemble, calibration), schema, origin, description["sha256"]
 
 

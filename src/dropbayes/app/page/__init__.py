@@ -34,9 +34,8 @@ def _as_function(name: str, text: str) -> str:
     exports = [exported for _, exported in _EXPORT.findall(text)]
     body = _EXPORT.sub(r"\1", _IMPORT.sub(r"const {\1} = $\2;\n", _COMMENT.sub("", text)))
     if unknown := _MODULE_SYNTAX.search(body):
-        raise ValueError(
-            f'{name}.js must import as `import {{ a }} from "./b.js";` and export declarations; got {unknown[0]!r}.'
-        )
+        rule = 'must import as `import { a } from "./b.js";` and export declarations'
+        raise ValueError(f"{name}.js {rule}; got {unknown[0]!r}.")
     return f"const ${name} = (() => {{\n{body.strip()}\nreturn {{ {', '.join(exports)} }};\n}})();\n"
 
 

@@ -49,8 +49,7 @@ class Feature:
         """A value of the feature as a reader of the table knows it."""
         if not self.is_number:
             return printable_name(value)
-        value = float(value)
-        if math.isnan(value):
+        if math.isnan(value := float(value)):
             return "(missing)"
         if value in self.labels:
             return self.labels[value]
@@ -174,8 +173,7 @@ def segments(measured: Measured, features: Sequence[Feature]) -> list[Segment]:
     result = []
     for feature in features:
         for values, inside in feature.parts():
-            n = int(inside.sum())
-            if not 20 <= n < len(loss):
+            if not 20 <= (n := int(inside.sum())) < len(loss):
                 continue
             inner, outer = loss[inside], loss[~inside]
             error = math.sqrt(inner.var(ddof=1) / n + outer.var(ddof=1) / max(len(outer), 2))
@@ -198,8 +196,7 @@ def ranking_table(ranked: Sequence[Importance]) -> dict[str, object]:
 
 def segment_table(measured: Measured, features: Sequence[Feature]) -> dict[str, object] | None:
     """The errors in parts of features, and which of them are beyond chance among so many parts; None without any."""
-    parts = segments(measured, features)
-    if not parts:
+    if not (parts := segments(measured, features)):
         return None
     # The standard errors that the greatest of so many exceeds with a probability of at most 5 % (Bonferroni).
     limit = float(scipy.special.ndtri(1 - 0.025 / (2 * len(parts))))

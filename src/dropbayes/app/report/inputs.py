@@ -38,10 +38,8 @@ def fitted_model(model: Model) -> Model:
         raise TypeError(f"`model` must be a DropoutRegressor or DropoutClassifier; got {type(model).__name__}.")
     view = model.with_draws()
     if not getattr(model, "one_column_", True):
-        raise ValueError(
-            f"`model` must predict one output; it predicts {model.population_.y_mean.shape[-1]}. "
-            "Fit one model per output and report on each."
-        )
+        fault = f"must predict one output; it predicts {model.population_.y_mean.shape[-1]}"
+        raise ValueError(f"`model` {fault}. Fit one model per output and report on each.")
     vars(view).pop("feature_names_in_", None)  # rows come as plain arrays, without feature names to warn about
     return view
 
@@ -49,10 +47,9 @@ def fitted_model(model: Model) -> Model:
 def input_rows(model: Model, x: Array, label: str, *, at_least: int = 1) -> Numbers:
     rows = finite_tensor(label, x, axes="[row, feature]").double().numpy()
     if rows.shape[1] != model.n_features_in_ or len(rows) < at_least:
-        raise ValueError(
-            f"`{label}` must be [row, feature] with at least {at_least} rows and the {model.n_features_in_} features "
-            f"the model was fitted to; got shape {rows.shape}."
-        )
+        known = f"the {model.n_features_in_} features the model was fitted to"
+        rule = f"[row, feature] with at least {at_least} rows and {known}"
+        raise ValueError(f"`{label}` must be {rule}; got shape {rows.shape}.")
     return rows
 
 

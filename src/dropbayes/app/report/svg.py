@@ -72,8 +72,7 @@ def padded_range(*parts: Iterable[float] | Numbers, share: float = 0.04) -> tupl
 
 def thinned_indices(*columns: Numbers, max_points: int) -> npt.NDArray[np.intp]:
     """Rising indices of at most so many points: evenly spread, with the first, the last and every column's extremes."""
-    n = len(columns[0])
-    if n <= max_points:
+    if (n := len(columns[0])) <= max_points:
         return np.arange(n)
     keep = {0, n - 1} | {int(find(values)) for values in columns for find in (np.nanargmin, np.nanargmax)}
     spread = np.linspace(0, n - 1, max(2, max_points - len(keep))).round().astype(int)
@@ -204,8 +203,7 @@ def draw(figure: Figure, title: str = "", description: str = "", *, width: int, 
     y = Scale(figure.y.low, figure.y.high, start=height - 42, end=30)
     x_ticks = figure.x.tick_marks(max(3, width // 85))
     for n in range(1, len(x_ticks) + 1):  # every n-th tick, such that no two labels touch
-        near = pairwise(x_ticks[::n])
-        if all(abs(x(b) - x(a)) > _LETTER * (len(s) + len(t)) / 2 + 6 for (a, s), (b, t) in near):
+        if all(abs(x(b) - x(a)) > _LETTER * (len(s) + len(t)) / 2 + 6 for (a, s), (b, t) in pairwise(x_ticks[::n])):
             x_ticks = x_ticks[::n]
             break
     across = "".join(f"M{x.start:.1f} {y(v):.1f}H{x.end:.1f}" for v, _ in y_ticks)

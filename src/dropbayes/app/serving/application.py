@@ -259,9 +259,8 @@ def application(settings: Settings, models: Iterable[ServedModel]) -> ASGIApp:
         task.cancel()
         await service.batches.close()
 
-    about = {"name": "dropbayes", "version": __version__, "extensions": ["binary_tensor_data"]}
     routes: list[Route] = [
-        route("/v2", lambda _: about),
+        route("/v2", lambda _: {"name": "dropbayes", "version": __version__, "extensions": ["binary_tensor_data"]}),
         route("/v2/health/live", lambda _: {"live": True}),
         route("/v2/health/ready", lambda _: {"ready": True}),
         *of_models("/v2/models/{model}"),

@@ -82,8 +82,7 @@ class Batches:
             batch = self._next_batch()
             begun = time.perf_counter()
             await self._predict(batch)
-            rows = sum(size for _, size in batch)
-            if rows >= _MIN_ROWS:  # of few rows, the time is that of the call
+            if (rows := sum(size for _, size in batch)) >= _MIN_ROWS:  # of few rows, the time is that of the call
                 rate = rows * batch[0][0].row_draws / (time.perf_counter() - begun)
                 self._draws_per_second += 0.2 * (rate - self._draws_per_second)
 

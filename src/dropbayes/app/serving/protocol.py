@@ -116,8 +116,7 @@ def decode_request(body: bytes, header_length: str | None) -> tuple[InferenceReq
         if not is_number or int(header_length) > end:
             raise HTTPException(400, f"{HEADER_LENGTH} must be at most the length of the body, {end}.")
         end = int(header_length)
-    request = decode_json(memoryview(body)[:end], InferenceRequest, "the body is no inference request")
-    return request, body[end:]
+    return decode_json(memoryview(body)[:end], InferenceRequest, "the body is no inference request"), body[end:]
 
 
 def tensors(request: InferenceRequest, binary: bytes, *, max_rows: int, n_columns: int) -> dict[str, NumpyArray]:
@@ -134,8 +133,7 @@ def tensors(request: InferenceRequest, binary: bytes, *, max_rows: int, n_column
             entry.refuse(f"must be shaped [rows] or [rows, {n_columns}]; got {entry.shape[:4]}")
         if entry.shape[0] > max_rows:
             entry.refuse(f"has {entry.shape[0]} rows; at most {max_rows} are taken", 413)
-        size = entry.parameters.binary_data_size
-        if size is None:
+        if (size := entry.parameters.binary_data_size) is None:
             array = _json_tensor(entry)
         elif bytes(entry.data):
             entry.refuse("must have either `data` or `binary_data_size`")
@@ -180,8 +178,7 @@ def _json_tensor(entry: InputTensor) -> NumpyArray:
 
 
 def _binary_tensor(entry: InputTensor, data: bytes) -> NumpyArray:
-    dtype = DATATYPES[entry.datatype]
-    if dtype.kind != "O":
+    if (dtype := DATATYPES[entry.datatype]).kind != "O":
         if len(data) % dtype.itemsize:
             entry.refuse(f"has {len(data)} bytes, no multiple of the {dtype.itemsize} of {entry.datatype}")
         return np.frombuffer(data, dtype)

@@ -104,8 +104,7 @@ def _supervise(settings: Settings, listener: socket.socket) -> None:
     workers: list[SpawnProcess] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
-        ends = number in (signal.SIGTERM, signal.SIGINT)
-        if ends:
+        if ends := number in (signal.SIGTERM, signal.SIGINT):
             _keep_out(listener)
             listener.close()  # the last worker to close it refuses new connections
         for worker in workers:

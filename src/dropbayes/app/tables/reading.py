@@ -43,9 +43,8 @@ def regroup(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
     waiting: list[pa.Table] = []
     for table in tables:
         waiting.append(table)
-        count = sum(part.num_rows for part in waiting)
-        if count >= rows:
-            joined, end = pa.concat_tables(waiting), count - count % rows
+        if (n_rows := sum(part.num_rows for part in waiting)) >= rows:
+            joined, end = pa.concat_tables(waiting), n_rows - n_rows % rows
             yield from (joined.slice(start, rows) for start in range(0, end, rows))
             waiting = [joined.slice(end)]
     if any(part.num_rows for part in waiting):
@@ -170,8 +169,7 @@ class _CsvSource(Source):
                 raise self._bad_byte(error, encoding, line=line, n_before=0) from None
             self._compression = None
             self._raw = self._open()
-        head = self._text().read(_BLOCK_BYTES)
-        if "\0" in head:
+        if "\0" in (head := self._text().read(_BLOCK_BYTES)):
             self._refuse("it holds a NUL byte")
         return head
 
@@ -198,10 +196,9 @@ class _CsvSource(Source):
         if len(names) == 1:
             for other, word in ((";", "';'"), ("\t", "a tab"), ("|", "'|'"), (",", "','")):
                 if other != self.delimiter and other in names[0]:
-                    raise ValueError(
-                        f"{self.label}: the header has no {self.delimiter!r}; its fields seem to be separated by "
-                        f"{word}. Change the `delimiter`, or leave it out to have it found."
-                    )
+                    fault = f"the header has no {self.delimiter!r}; its fields seem to be separated by {word}"
+                    remedy = "Change the `delimiter`, or leave it out to have it found."
+                    raise ValueError(f"{self.label}: {fault}. {remedy}")
         return names, has_rows
 
     def blocks(self, rows: int | None = None) -> Iterator[pa.Table]:

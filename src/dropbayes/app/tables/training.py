@@ -105,8 +105,7 @@ def training_rows(
     reading = replace(reading, decimal=reading.decimal or _decimal_mark(table, tokens))
     task = task or ("classification" if pa.types.is_dictionary(table[target].type) else None)
     task, y, present, notation = _targets(Cells(table[target], target, at, tokens), task, reading.decimal)
-    kept = np.flatnonzero(present)
-    if len(kept) == 1:
+    if len(kept := np.flatnonzero(present)) == 1:
         raise ValueError(f"{label}: 1 row with a target; at least 2 are needed, and many more to learn.")
 
     def place(row: int) -> str:
@@ -167,10 +166,8 @@ def _columns(
         raise ColumnProblems(at(-1), problems)
     if not columns:
         reasons = "; ".join(f"{quote(name)}: {reason}" for name, reason in list(left_out.items())[:5])
-        raise ValueError(
-            f"{at(-1)}: no column is left to learn from; a varying one besides the target is needed"
-            + (f" ({reasons})." if reasons else ".")
-        )
+        rule = "no column is left to learn from; a varying one besides the target is needed"
+        raise ValueError(f"{at(-1)}: {rule}{f' ({reasons})' if reasons else ''}.")
     return columns, left_out
 
 
@@ -205,12 +202,10 @@ def _targets(
         distinct = np.unique(y[present])
         what = f"the class {quote(distinct[0])}" if len(distinct) else "no value"
         if len(distinct) > max(20, 0.5 * present.sum()):
-            some = list_names(distinct.tolist(), most=2)
-            raise cells.error(
-                -1,
-                f"has {len(distinct)} classes in {present.sum()} rows, such as {some}; is it the target? If its texts "
-                "are numbers, the odd one out is found with `task` regression.",
-            )
+            some, n_classes = list_names(distinct.tolist(), most=2), len(distinct)
+            remedy = "If its texts are numbers, the odd one out is found with `task` regression."
+            fault = f"has {n_classes} classes in {present.sum()} rows, such as {some}; is it the target?"
+            raise cells.error(-1, f"{fault} {remedy}")
     if len(distinct) < 2 and present.sum() != 1:
         raise cells.error(-1, f"has {what} in every row; there is nothing to learn.")
     return task, y, present, notation
@@ -226,8 +221,7 @@ def _weights(cells: Cells, decimal: str | None) -> Numbers:
 
 def _ranks(values: npt.ArrayLike, what: str, name: str, label: str) -> npt.NDArray[np.intp]:
     """The rank of each row's group or time among all of them."""
-    ranks = np.unique(values, return_inverse=True)[1]
-    if ranks.max() == 0:
+    if (ranks := np.unique(values, return_inverse=True)[1]).max() == 0:
         raise ValueError(f"{label}, column {quote(name)}: one {what} holds every row (`{what}`).")
     return ranks
 

@@ -71,10 +71,8 @@ def _lines(batch: pa.RecordBatch, delimiter: str, decimal: str) -> bytes:
         try:
             texts = pc.cast(column, pa.string())
         except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
-            raise ValueError(
-                f"column {quote(name)}: values of type {column.type} cannot be written as CSV; write a .parquet "
-                "file, or leave the column out with `keep`."
-            ) from None
+            fault = f"values of type {column.type} cannot be written as CSV; write a .parquet file"
+            raise ValueError(f"column {quote(name)}: {fault}, or leave the column out with `keep`.") from None
         plain = (t.is_integer, t.is_floating, t.is_boolean, t.is_temporal, t.is_decimal)
         if not any(is_kind(column.type) for is_kind in plain):
             texts = _quote(without_formulas(texts), delimiter)

@@ -65,9 +65,8 @@ def _parse(texts: pa.Array, form: str) -> pa.Array:
         # Arrow reads the 30th of February as the 1st of March.
         exists = pc.equal(pc.day(instants), pc.cast(pc.struct_field(parts, "day"), pa.int64()))
         return pc.cast(pc.if_else(pc.and_(full, exists), instants, None), pa.int64())
-    kind = pa.timestamp("us") if form == "iso" else pa.timestamp("us", "UTC")
     try:
-        return pc.cast(pc.cast(texts, kind), pa.int64())
+        return pc.cast(pc.cast(texts, pa.timestamp("us", None if form == "iso" else "UTC")), pa.int64())
     except pa.ArrowInvalid:
         if len(texts) == 1:
             return pa.nulls(1, pa.int64())

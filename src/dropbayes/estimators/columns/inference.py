@@ -37,13 +37,9 @@ class Problem:
 def column_of(
     cells: Cells, *, categorical: bool = False, max_categories: int = 100, decimal: str | None = None
 ) -> Column | LeftOut | Problem:
-    """The role of a column of training rows.
+    """The role of a column of training rows, from all its cells and the decimal mark where it is known.
 
-    Args:
-        cells: All its cells.
-        categorical: Whether to take even numbers as categories.
-        max_categories: The most categories of a column.
-        decimal: The decimal mark where it is known.
+    With `categorical` even numbers are categories, of which there may be at most `max_categories`.
     """
     if re.fullmatch(rf"{UNNAMED}\d+|Unnamed: \d+|__index_level_\d+__", cells.name):  # the last two are pandas'
         empty = cells.is_text and not len(cells.texts.drop_null())
@@ -66,8 +62,7 @@ def kind_of(cells: Cells, *, decimal: str | None = None) -> Kind | Problem:
     if not cells.is_text:
         return "boolean" if pa.types.is_boolean(cells.values.type) else "number"
     texts = cells.texts
-    present = texts.drop_null()
-    if not len(present):
+    if not len(present := texts.drop_null()):
         return "number"
     if notation_of(present, decimal=decimal) is not None or first_failure(present) is None:
         coded = pc.any(pc.match_substring_regex(present, r"^0[0-9]+$")).as_py()  # 01007 is a code, not a quantity

@@ -82,11 +82,8 @@ def check_columns(schema: Schema, names: Collection[str], label: str, *, with_ta
     """Raises ValueError unless the table has every column the model reads (and the target, if asked for)."""
     if lacking := [column.name for column in schema.columns if column.name not in names]:
         rest = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
-        plural = "s" if len(lacking) > 1 else ""
-        raise ValueError(
-            f"{label}: lacks the column{plural} {list_names(lacking[:5])}{rest} that the model reads; it has "
-            f"{list_names(names)}."
-        )
+        named = f"column{'s' if len(lacking) > 1 else ''} {list_names(lacking[:5])}{rest}"
+        raise ValueError(f"{label}: lacks the {named} that the model reads; it has {list_names(names)}.")
     if with_target and schema.target not in names:
         raise ValueError(f"{label}: lacks the target {quote(schema.target)}, without which nothing can be scored.")
 
@@ -113,14 +110,10 @@ class Encoded:
 
 
 def encode(schema: Schema, table: pa.Table, *, at: Place, allow_new: bool = False, flag: str = "allow_new") -> Encoded:
-    """The inputs of a model for the rows of a table; an error if it lacks a column.
+    """The inputs of a model for the rows of a table, which `at` locates; an error if it lacks a column.
 
-    Args:
-        schema: The columns of the model.
-        table: Rows with at least its columns.
-        at: The location of a row of this table; -1 for the table itself.
-        allow_new: Whether a category that training did not know is encoded as all zeros instead of refused.
-        flag: What a user sets to allow it, for the message.
+    With `allow_new`, categories that training did not know are encoded as all zeros instead of refused; `flag` is what
+    a user sets to allow it, for the message.
     """
     check_columns(schema, table.column_names, at(-1))
     encoded = Encoded(np.zeros((table.num_rows, len(schema.inputs))))
