@@ -340,10 +340,7 @@ def conformal_sets(probabilities: Array, *, threshold: Array | float) -> Tensor:
 
 
 def _at_most(scores: Tensor, threshold: Array | float) -> Tensor:
-    """Where the scores are at most the threshold.
-
-    Scores equal up to rounding count as equal: a probability converted to float32 must not lose its label.
-    """
+    """Where the scores are at most the threshold, up to rounding: one converted to float32 must not lose its label."""
     bound = validation.finite_tensor("threshold", threshold, infinite=True)
     if bound.dim() and bound.shape not in ((scores.shape[1],), (len(scores), 1)):
         got = f"shape {tuple(bound.shape)} for probabilities {tuple(scores.shape)}"

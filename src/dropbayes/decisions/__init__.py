@@ -62,11 +62,9 @@ def deferral_for_workload(uncertainty: Array, *, fraction: float, sample_weight:
     validation.check_probability("fraction", fraction, closed=True)
     weight = validation.row_weights(sample_weight, len(scores), like=scores)
     threshold = weighted_quantile(scores, weight, (1 - fraction) * (weight.sum() + 1))
-    return DeferralRule(
-        float(threshold) if fraction < 1 else -math.inf,
-        f"A new row exchangeable with the {len(scores)} held-out rows is deferred with probability at most "
-        f"{fraction:g}.",
-    )
+    row = f"A new row exchangeable with the {len(scores)} held-out rows"
+    guarantee = f"{row} is deferred with probability at most {fraction:g}."
+    return DeferralRule(float(threshold) if fraction < 1 else -math.inf, guarantee)
 
 
 @on_cpu
@@ -137,17 +135,13 @@ def deferral_for_risk(
             if _p_value(unit[kept <= threshold], share) > level:
                 break
             certified = threshold if certified is None else max(certified, threshold)
+    rows = f"{len(scores)} held-out rows"
     if certified is None:
-        return DeferralRule(
-            -math.inf,
-            f"No threshold could be certified to keep the {loss_name} at {target:g} with {len(scores)} held-out rows: "
-            "every row is deferred.",
-        )
-    return DeferralRule(
-        certified,
-        f"With probability at least {confidence:g} over the {len(scores)} held-out rows, the {loss_name} among new "
-        f"rows kept is at most {target:g} (rows independent, from one distribution).",
-    )
+        failed = f"No threshold could be certified to keep the {loss_name} at {target:g} with {rows}"
+        return DeferralRule(-math.inf, f"{failed}: every row is deferred.")
+    chance = f"With probability at least {confidence:g} over the {rows}"
+    bound = f"the {loss_name} among new rows kept is at most {target:g} (rows independent, from one distribution)"
+    return DeferralRule(certified, f"{chance}, {bound}.")
 
 
 def _p_value(losses: Tensor, target: float) -> float:

@@ -99,15 +99,13 @@ class FoldedDraws:
         return leaf[: self._n_rows] if is_whole and is_text else leaf
 
     def _shared(self, leaf: Tensor) -> Tensor:
-        """The first of the equal parts of the draws, of one row or of one head of a row each; all else as it is.
-
-        A bias with as many heads as there are rows in all has no such parts.
-        """
+        """The first of the equal parts of the draws, of one row or of one head of a row each; all else as it is."""
         n_draws = len(self.draws)
         if leaf.dim() < 2 or leaf.shape[0] % (self._n_rows * n_draws):
             return leaf
         first = leaf[: leaf.shape[0] // n_draws]
         repeated = torch.cat([first] * n_draws)
+        # Not so a bias with as many heads as there are rows in all.
         is_equal = torch.equal(leaf, repeated) or sampling.equal_but_for_rounding(leaf, repeated, offsets=False)
         return first if is_equal else leaf
 

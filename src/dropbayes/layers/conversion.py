@@ -109,11 +109,8 @@ def _already_dropped(net: nn.Module, x: PyTree, layers: list[tuple[str, nn.Modul
                 dropped = False
         if in_order and dropped and path and not isinstance(net.get_submodule(path.rpartition(".")[0]), nn.Sequential):
             unplaced.append(path)  # its last dropout: what follows is in the code of another module
-    _warn(
-        unplaced,
-        "are dropout that `net` already has, and without an input it is not known before which layers: they may be "
-        "given a second one. Pass `x=`, a batch of inputs.",
-    )
+    what = "are dropout that `net` already has, and without an input it is not known before which layers"
+    _warn(unplaced, f"{what}: they may be given a second one. Pass `x=`, a batch of inputs.")
     return followers
 
 
@@ -222,23 +219,18 @@ def _warn_of_layers(layers: list[tuple[str, nn.Module]], drop_prob: float, row_a
     sequential = (nn.RNNBase, nn.MultiheadAttention)
     time_first = [name for name, module in layers if not getattr(module, "batch_first", True)]
     if row_axis is None and any(not isinstance(module, (*sequential, nn.RNNCellBase)) for _, module in layers):
-        _warn(
-            time_first,
-            "take sequences time first. If the inputs of the other weight layers are [time, row, ...] too, pass "
-            "`row_axis=1`: a row's mask is then the same at all time steps. Pass `row_axis=0` if they are [row, ...].",
-        )
+        remedy = "If the inputs of the other weight layers are [time, row, ...] too, pass `row_axis=1`"
+        why = "a row's mask is then the same at all time steps. Pass `row_axis=0` if they are [row, ...]"
+        _warn(time_first, f"take sequences time first. {remedy}: {why}.")
     undropped = [name for name, layer in layers if not structure.states_keep_probs(layer) and not _made_here(layer)]
-    _warn(
-        [name for name in undropped if ".lora_A." not in name],
-        "are left as they are: an nn.EmbeddingBag looks up and sums in one operation, and a module that multiplies by "
-        "matrices in its own code, or around that of its base class, hides their inputs (make them nn.Linear).",
-    )
+    table = "an nn.EmbeddingBag looks up and sums in one operation"
+    own = "a module that multiplies by matrices in its own code, or around that of its base class, hides their inputs"
+    left = [name for name in undropped if ".lora_A." not in name]
+    _warn(left, f"are left as they are: {table}, and {own} (make them nn.Linear).")
     counts = ((name, getattr(layer, "in_features", getattr(layer, "in_channels", None))) for name, layer in layers)
-    _warn(
-        [name for name, count in counts if count == 1 and drop_prob],
-        f"has a single input unit, dropped with probability {drop_prob:g}: those draws ignore the input altogether. "
-        "Leave the layer out with `where=`.",
-    )
+    single = [name for name, count in counts if count == 1 and drop_prob]
+    what = f"has a single input unit, dropped with probability {drop_prob:g}"
+    _warn(single, f"{what}: those draws ignore the input altogether. Leave the layer out with `where=`.")
     cells: list[str] = [name for name, module in layers if not name and isinstance(module, nn.RNNCellBase)]
     _warn(cells, "is a cell, which draws new masks at every call: put the loop over time into a module.")
 

@@ -37,14 +37,11 @@ class Agreement:
 
 
 def independent_rows(pit: Array) -> float:
-    r"""How many independent rows tell as much as these, each of which is like the one before.
-
-    $n (1 - \rho) / (1 + \rho)$ with the correlation ρ of neighbours, if it is positive.
-    """
+    r"""How many independent rows tell as much: $n (1 - \rho) / (1 + \rho)$, with ρ the correlation of neighbours."""
     centred = finite_tensor("pit", pit).double()
     centred = centred - centred.mean()
-    correlation = float((centred[1:] * centred[:-1]).sum() / centred.square().sum().clamp_min(1e-300))
-    return len(centred) * (1 - max(correlation, 0.0)) / (1 + max(correlation, 0.0))
+    correlation = max(0.0, float((centred[1:] * centred[:-1]).sum() / centred.square().sum().clamp_min(1e-300)))
+    return len(centred) * (1 - correlation) / (1 + correlation)
 
 
 def interval_agreement(pit: Array, *, in_series: bool = False) -> Agreement:

@@ -242,10 +242,7 @@ def row_scores(
 def score_draws(
     sampled: Tensor, y: Tensor, likelihood: Likelihood | None
 ) -> tuple[Tensor, RegressionOutcomes | ClassOutcomes]:
-    """The log-likelihood of each row under draws `[draw, row, ...]`, and what all scores follow from.
-
-    Without a likelihood, the Gaussian noise that fits best is taken.
-    """
+    """The log-likelihood of each row under draws `[draw, row, ...]`, and what all scores follow from."""
     likelihood = fitted_noise(sampled.double(), y) if likelihood is None else likelihood
     statistics = DrawScores(likelihood, y)
     statistics.score(sampled)
@@ -254,10 +251,7 @@ def score_draws(
 
 
 def fitted_noise(sampled: Tensor, y: Tensor) -> Gaussian:
-    """The Gaussian noise with the largest likelihood of draws `[draw, row, ...]`.
-
-    Each output of a row has a precision of its own, the pixels of a map one in common.
-    """
+    """The Gaussian noise that fits draws `[draw, row, ...]`: a precision for each output of a row, one of a map."""
     from scipy.optimize import minimize_scalar
 
     errors, precisions = (y - sampled).square(), []
@@ -274,10 +268,7 @@ def fitted_noise(sampled: Tensor, y: Tensor) -> Gaussian:
 
 
 def checked_targets(y: Array, output: Tensor, likelihood: Likelihood | None) -> tuple[Tensor, Likelihood | None]:
-    """The outcomes as a tensor, one for each row of the output, and their likelihood.
-
-    By default that is Categorical for integers, if there are more numbers in the output.
-    """
+    """The outcomes as a tensor, one for each row of the output, and their likelihood: if not given, by their dtype."""
     rule = "be one of dropbayes' likelihoods, such as Gaussian(precision=1.0)"
     check_type("likelihood", likelihood, (Likelihood, type(None)), rule)
     if bool(output.isnan().any()):

@@ -263,10 +263,7 @@ def _auroc(uncertainty: Tensor, event: Tensor, sample_weight: Array | None) -> T
 
 
 def class_auroc(probabilities: Array, labels: Array, *, sample_weight: Array | None = None) -> Tensor:
-    """The mean over the classes of the area under the ROC curve of each against the others; NaN with only one class.
-
-    Classes that do not occur are left out.
-    """
+    """The mean over the classes that occur of the area under the ROC curve of each against the others; NaN of one."""
     p, truth = torch.as_tensor(probabilities), torch.as_tensor(labels)
     return torch.stack([_auroc(p[:, k], truth == k, sample_weight) for k in range(p.shape[1])]).nanmean()
 

@@ -211,10 +211,7 @@ def _row_blocks(plans: Sequence[AnyPlan], inputs: Inputs, first_row: int) -> Ite
 
 
 def joined_rows(parts: Sequence[Rows], index: int = 0, *, whole: bool = False) -> dict[str, Tensor]:
-    """The statistics of one of the tensors for all rows by name, `[row, ...]`.
-
-    Of batches that are one row each (`whole`: graphs), the outputs follow each other along their first axis.
-    """
+    """The statistics of one tensor for all rows, by name; batches of a row each (`whole`: graphs) follow on axis 1."""
     joined = dict(parts[0][index])
     if len(parts) == 1:
         return joined

@@ -58,12 +58,9 @@ class Tuning(Printed):
             text = f"{rate.min():.3g} to {rate.max():.3g}" if isinstance(rate, Tensor) else f"{rate:.3g}"
             notes.append(f"{'chosen' if self.tried else name or '(network)'}: drop_prob {text}")
         gain = f"gain: {self.gain:+.4f} ± {self.standard_error:.4f}"
-        return Table(
-            f"held-out log-likelihood, nats per {'row' if self.likelihood else 'token'}",
-            [(name, f"{value:.4f}") for name, value in scores.items()],
-            align="<>",
-            notes=[*notes, gain] if notes else ["no drop probabilities were good enough"],
-        )
+        title = f"held-out log-likelihood, nats per {'row' if self.likelihood else 'token'}"
+        below = [*notes, gain] if notes else ["no drop probabilities were good enough"]
+        return Table(title, [(name, f"{value:.4f}") for name, value in scores.items()], align="<>", notes=below)
 
 
 def tune_dropout(
@@ -190,10 +187,7 @@ class HeldOut:
 
 
 class NextTokens(nn.Module):
-    """A language model as a function from a text to the log-probability of every token except the first.
-
-    The model is a causal one of transformers, or a network that returns logits `[row, position, token]`.
-    """
+    """A causal language model as a function from a text to the log-probability of every token except the first."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -211,17 +205,14 @@ class NextTokens(nn.Module):
 
 
 def text_densities(sampled: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
-    """The log-likelihood in nats of each text under draws of its tokens' log-probabilities, excluding padding.
-
-    Scaled so that the mean over rows is the mean over tokens.
-    """
+    """The log-likelihood in nats of each text under draws of its tokens' log-probabilities, excluding padding."""
     mask = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"]))
     counted = (mask[:, 1:] * mask[:, :-1]).double()  # the first token after padding has no context
     if not counted.sum() > 0:
         raise ValueError("`x` must hold a text of two tokens at least; every second token is padding.")
     mixed = sampled.double().logsumexp(0) - math.log(len(sampled))
     total = (mixed * counted.to(mixed.device)).sum(-1)
-    return total * len(total) / float(counted.sum())
+    return total * len(total) / float(counted.sum())  # whose mean over rows is the mean over tokens
 
 
 def text_inputs(x: PyTree) -> dict[str, Tensor]:
@@ -316,13 +307,10 @@ class Parts:
 
 
 def _weights(parts: Tensor, fixed: Tensor, errors: Tensor, start: Tensor, n_steps: int) -> Tensor:
-    r"""The masks' variances, and last the noise, that fit errors $e_r \sim \mathcal N(0, \sum_i w_i a_{ir} + c_r)$.
-
-    Each step multiplies them by factors that never lower the likelihood (Févotte and Idier, 2011).
-    """
+    r"""The masks' variances, and last the noise, that fit errors $e_r \sim \mathcal N(0, \sum_i w_i a_{ir} + c_r)$."""
     weights, most = start, torch.full_like(start, MAX_RATIO)
     most[-1] = math.inf
-    for _ in range(n_steps):
+    for _ in range(n_steps):  # of which none lowers the likelihood (Févotte and Idier, 2011)
         variance = weights @ parts + fixed
         factors = (parts @ (errors / variance.square())) / (parts @ (1 / variance)).clamp(min=1e-300)
         weights = (weights * factors.sqrt()).minimum(most)

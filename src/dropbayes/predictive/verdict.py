@@ -151,7 +151,7 @@ def check(
         True
     """
     check_type("members", members, Sequence, "be a list of networks")
-    network_sites = sites(net, x)
+    places = tuple((site.path, site.drop_prob) for site in sites(net, x))
     plain, *outputs = (output_tensor(evaluation_output(one, x)) for one in (net, *members))
     sampled = output_tensor(draws(net, x, n_draws=n_draws, seed=seed, masks="row"))
     targets, judged = checked_targets(y, plain, likelihood)
@@ -160,22 +160,13 @@ def check(
         linear = check_linear(net, x[:64] if isinstance(x, Tensor) else x, seed=seed)
     except (ValueError, RuntimeError):  # no derivative, or one that torch does not have
         linear = None
-    return row_verdict(
-        outcomes,
-        density,
-        base,
-        sites=tuple((site.path, site.drop_prob) for site in network_sites),
-        n_draws=n_draws,
-        ensemble_log_likelihoods=_ensemble_log_likelihoods(outputs, targets, judged),
-        linear=linear,
-    )
+    worth = _ensemble_log_likelihoods(outputs, targets, judged)
+    known = {"sites": places, "n_draws": n_draws, "ensemble_log_likelihoods": worth, "linear": linear}
+    return row_verdict(outcomes, density, base, **known)
 
 
 def row_verdict(outcomes: RegressionOutcomes | ClassOutcomes, density: Tensor, plain: Tensor, **known: Any) -> Verdict:
-    """The verdict from the outcomes of some rows and their log-densities under the draws and without dropout.
-
-    The attributes that do not follow from these are `known`.
-    """
+    """The verdict from rows' outcomes and log-densities under draws and without dropout, and what is `known`."""
     measured = core_scores(outcomes)
     return Verdict(
         n_rows=len(density),

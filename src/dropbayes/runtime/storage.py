@@ -49,12 +49,8 @@ def save(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], *, kind: s
     """Writes a model file, whole or not at all; the settings are JSON values."""
     from safetensors.torch import save as serialise
 
-    description = {
-        "format": FORMAT,
-        "kind": kind,
-        "versions": {"dropbayes": __version__, "torch": torch.__version__},
-        "settings": settings,
-    }
+    versions = {"dropbayes": __version__, "torch": torch.__version__}
+    description = {"format": FORMAT, "kind": kind, "versions": versions, "settings": settings}
     try:
         text = json.dumps(description, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError) as error:

@@ -96,10 +96,7 @@ NOT_FINITE = "`net` gave NaN or infinite outputs or slopes. Check the input rows
 
 
 def to_tensor(array: Any, *, name: str = "array") -> Tensor:
-    """A tensor as it is; anything else that NumPy reads as real numbers or truth values, copied.
-
-    The copy is deliberate: arrays of pandas are often read-only, and a tensor would write through them.
-    """
+    """A tensor as it is; anything else that NumPy reads as real numbers or truth values, copied."""
     if isinstance(array, Tensor):
         if array.layout is not torch.strided or array.is_meta:
             kind = "on the meta device" if array.is_meta else f"of layout {array.layout}"
@@ -107,7 +104,7 @@ def to_tensor(array: Any, *, name: str = "array") -> Tensor:
         return array
     refusal = f"`{name}` must be a tensor or an array of numbers; got {type(array).__name__}"
     try:
-        values = np.array(array, order="C")
+        values = np.array(array, order="C")  # copied: pandas' are often read-only, and a tensor would write to them
     except ValueError:
         raise TypeError(f"{refusal} whose parts differ in length.") from None
     if values.dtype == object and all(isinstance(value, numbers.Real) for value in values.flat):
