@@ -153,9 +153,8 @@ def rejection_diagram(
     if deferred is not None:
         left = float(remaining[abs(rejected - deferred).argmin()])
         ax.plot([deferred, deferred, 0], [0, left, left], color=style["color"], lw=0.8, ls="-")
-        ax.annotate(
-            f"defer {deferred:.0%}: {left:.0%} remains", (deferred, left), xytext=(10, 14), textcoords="offset points"
-        )
+        text = f"defer {deferred:.0%}: {left:.0%} remains"
+        ax.annotate(text, (deferred, left), xytext=(10, 14), textcoords="offset points")
     ax.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="share of rows deferred", ylabel="share of the loss that remains")
     return _with_legend(ax, loc="upper right")
 

@@ -311,9 +311,8 @@ def expected_cost(probabilities: Array, cost: Array) -> Tensor:
     predicted = validation.class_probabilities("probabilities", probabilities)
     costs = validation.finite_tensor("cost", cost, axes="[class, action]")
     if predicted.shape[1] != costs.shape[0]:
-        raise ValueError(
-            f"`cost` must have a row for each of the {predicted.shape[1]} classes; got shape {tuple(costs.shape)}."
-        )
+        got = f"shape {tuple(costs.shape)}"
+        raise ValueError(f"`cost` must have a row for each of the {predicted.shape[1]} classes; got {got}.")
     return predicted @ costs.to(predicted)
 
 

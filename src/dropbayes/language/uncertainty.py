@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -113,9 +113,7 @@ class TokenUncertainty:
     text_log_probs: Tensor  #: The log-probability that each draw gives the text so far, the token included.
 
     @classmethod
-    def of(
-        cls, log_probs: Tensor, tokens: Tensor, mask: Tensor, before: TokenUncertainty | None = None
-    ) -> TokenUncertainty:
+    def of(cls, log_probs: Tensor, tokens: Tensor, mask: Tensor, before: Self | None = None) -> Self:
         """That of the token after those `before`, from the log-probabilities of all by each draw, `[draw, row, token]`.
 
         `mask` has the rows whose text had not ended.
@@ -139,7 +137,7 @@ class TokenUncertainty:
         return cls(tokens, mask, **judged, text_log_probs=so_far + chosen.masked_fill(~mask, 0.0))
 
     @classmethod
-    def joined(cls, parts: Sequence[TokenUncertainty], join: Callable[..., Tensor], axis: int) -> TokenUncertainty:
+    def joined(cls, parts: Sequence[Self], join: Callable[..., Tensor], axis: int) -> Self:
         """Tokens stacked to texts, or the texts of several rows one after another."""
         return cls(**{name: join([vars(part)[name] for part in parts], axis) for name in vars(parts[0])})
 

@@ -173,9 +173,8 @@ def add_dropout(
     result = _copied(net, weights=copy)
     names = set() if where is None or callable(where) else {where} if isinstance(where, str) else set(where)
     if unknown := names - dict(result.named_modules()).keys():
-        raise ValueError(
-            f"`where` must name modules of `net`; got {sorted(unknown, key=str)}. List them with net.named_modules()."
-        )
+        got = sorted(unknown, key=str)
+        raise ValueError(f"`where` must name modules of `net`; got {got}. List them with net.named_modules().")
 
     def chosen(name: str, module: nn.Module) -> bool:
         if where is None or callable(where):

@@ -147,9 +147,8 @@ class Quantiles(Likelihood):
         levels = tuple(to_tensor(self.levels, name="levels").flatten().tolist())
         rising = all(a < b for a, b in zip((0.0, *levels), (*levels, 1.0), strict=True))
         if len(levels) < 2 or not rising:
-            raise ValueError(
-                f"`levels` must hold at least two rising numbers in (0, 1), such as (0.05, 0.5, 0.95); got {levels}."
-            )
+            rule = "hold at least two rising numbers in (0, 1), such as (0.05, 0.5, 0.95)"
+            raise ValueError(f"`levels` must {rule}; got {levels}.")
         object.__setattr__(self, "levels", levels)
 
     def _targets(self, output: Tensor, y: Tensor) -> Tensor:

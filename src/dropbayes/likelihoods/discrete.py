@@ -34,9 +34,8 @@ class Categorical(ClassLikelihood):
             raise ValueError(f"`class_axis` must be given for an output of three axes: {length}; {tokens}.")
         axis = min(1, n_axes - 1) if axis is None else axis
         if n_axes > 1 and (not hasattr(axis, "__index__") or not -n_axes <= axis < n_axes or axis % n_axes == 0):
-            raise ValueError(
-                f"`class_axis` must be an axis after the rows of an output of {n_axes} axes; got {self.class_axis!r}."
-            )
+            rule = f"be an axis after the rows of an output of {n_axes} axes"
+            raise ValueError(f"`class_axis` must {rule}; got {self.class_axis!r}.")
         return replace(self, class_axis=axis - n_axes if axis >= 0 else axis)
 
     @property

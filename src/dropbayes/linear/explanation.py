@@ -222,9 +222,8 @@ def _feature_shares(plan: LinearPlan, inputs: Inputs, baseline: Tensor | None, c
     x = inputs.leaves[0].detach().movedim(inputs.axes[0] or 0, 0)
     start = x.mean(0) if baseline is None else finite_tensor("baseline", baseline).to(x)
     if x.shape[1:] not in (start.shape, start.shape[1:]):
-        raise ValueError(
-            f"`baseline` must have the shape of a row, {tuple(x.shape[1:])}, or be several; got {tuple(start.shape)}."
-        )
+        rule = f"have the shape of a row, {tuple(x.shape[1:])}, or be several"
+        raise ValueError(f"`baseline` must {rule}; got {tuple(start.shape)}.")
     if not inputs.is_matrix or x.shape[1] > MAX_SHAPLEY_FEATURES:
         return _first_order(plan, inputs, chosen) * (x - (start.mean(0) if start.dim() == x.dim() else start))
     shares = torch.zeros_like(x)

@@ -20,7 +20,7 @@ from dropbayes.calibration import ReliabilityCurve
 from dropbayes.likelihoods import Categorical, ClassLikelihood, Gaussian, Likelihood
 from dropbayes.linear import Linear
 from dropbayes.predictive.moments import batches, mask_keys, plan_by
-from dropbayes.predictive.scoring import ClassOutcomes, RegressionOutcomes, core_scores, reliability_curve
+from dropbayes.predictive.scoring import ClassOutcomes, RegressionOutcomes, RowOutcomes, core_scores, reliability_curve
 from dropbayes.predictive.statistics import Observations, Request, Rows, RowStatistics, by_head, joined_rows
 from dropbayes.runtime.batches import network_arguments
 from dropbayes.runtime.formatting import Printed, Table, count
@@ -130,10 +130,7 @@ def evaluate(
         plan = plan_by(method, net, inputs, request, only_moments=False, keys=keys, masks=masks, sampling=sampling)
         heads = _heads(request, plan.profile, y_tree, inputs)
         for rows, blocks in itertools.groupby(plan.run(inputs, first_row=offset), lambda block: block.rows):
-            scored = {
-                place: DrawScores(likelihood, target[rows.start : rows.stop])
-                for place, (_, likelihood, target) in heads.items()
-            }
+            scored = {i: DrawScores(one, target[rows.start : rows.stop]) for i, (_, one, target) in heads.items()}
             joint = LogMean()
             for block in blocks:
                 joint.add(functools.reduce(torch.add, [one.score(block.outputs[i]) for i, one in scored.items()]))
@@ -221,9 +218,7 @@ class DrawScores(RowStatistics):
         return super().results(dtype) | {"y": self.y, "log_likelihood": self.densities.finish().value}
 
 
-def row_scores(
-    rows: dict[str, Tensor], likelihood: Likelihood, sample_weight: Tensor | None = None
-) -> RegressionOutcomes | ClassOutcomes:
+def row_scores(rows: dict[str, Tensor], likelihood: Likelihood, sample_weight: Tensor | None = None) -> RowOutcomes:
     """What all scores follow from, of the results of `DrawScores`."""
     y, mean = rows["y"], rows["mean"]
     likelihood = likelihood.for_output(mean.dim())
@@ -239,9 +234,7 @@ def row_scores(
     return RegressionOutcomes(y, mean, std, rows["pit"], rows["log_likelihood"], sample_weight)
 
 
-def score_draws(
-    sampled: Tensor, y: Tensor, likelihood: Likelihood | None
-) -> tuple[Tensor, RegressionOutcomes | ClassOutcomes]:
+def score_draws(sampled: Tensor, y: Tensor, likelihood: Likelihood | None) -> tuple[Tensor, RowOutcomes]:
     """The log-likelihood of each row under draws `[draw, row, ...]`, and what all scores follow from."""
     likelihood = fitted_noise(sampled.double(), y) if likelihood is None else likelihood
     statistics = DrawScores(likelihood, y)
@@ -287,7 +280,6 @@ def checked_targets(y: Array, output: Tensor, likelihood: Likelihood | None) -> 
         return targets, likelihood
     mean = output if likelihood is None else likelihood.mean(output)
     if [n for n in targets.shape if n > 1] != [n for n in mean.shape if n > 1]:  # axes of length 1 may be left out
-        raise ValueError(
-            f"`y` must have the shape {tuple(mean.shape)} of the network's output; got {tuple(targets.shape)}."
-        )
+        expected, got = tuple(mean.shape), tuple(targets.shape)
+        raise ValueError(f"`y` must have the shape {expected} of the network's output; got {got}.")
     return targets.reshape(mean.shape), likelihood

@@ -87,6 +87,7 @@ class ClassOutcomes:
         return sets.double()
 
 
+RowOutcomes = RegressionOutcomes | ClassOutcomes
 Better = Literal["higher", "lower"] | None
 Value = Callable[[Any], Tensor]  # of outcomes
 
@@ -123,7 +124,7 @@ class ScoreValue(NamedTuple):
     meaning: str
 
 
-def score_values(rows: RegressionOutcomes | ClassOutcomes, also: Collection[str] | None = ()) -> dict[str, ScoreValue]:
+def score_values(rows: RowOutcomes, also: Collection[str] | None = ()) -> dict[str, ScoreValue]:
     """The scores of the rows that `evaluate` reports, by name, and those named in `also`; all if that is None."""
     values, several = {}, len(rows.uncertainty()) > 1
     for name, score in (CLASS_SCORES if isinstance(rows, ClassOutcomes) else REGRESSION_SCORES).items():
@@ -133,12 +134,12 @@ def score_values(rows: RegressionOutcomes | ClassOutcomes, also: Collection[str]
     return values
 
 
-def core_scores(rows: RegressionOutcomes | ClassOutcomes) -> dict[str, float]:
+def core_scores(rows: RowOutcomes) -> dict[str, float]:
     """The scores of the rows that `evaluate` reports, by name."""
     return {name: one.value for name, one in score_values(rows).items()}
 
 
-def reliability_curve(rows: RegressionOutcomes | ClassOutcomes) -> calibration.ReliabilityCurve:
+def reliability_curve(rows: RowOutcomes) -> calibration.ReliabilityCurve:
     """What was claimed and what was observed: of central intervals, or of the predicted classes."""
     if isinstance(rows, ClassOutcomes):
         return calibration.class_reliability(rows.probabilities, rows.labels, sample_weight=rows.sample_weight)
@@ -161,7 +162,7 @@ class _Named:
         return self.by(lambda rows: weighted_mean(per_row(rows), rows.sample_weight), own)
 
 
-def risk_curve(rows: RegressionOutcomes | ClassOutcomes) -> scores.RiskCoverage:
+def risk_curve(rows: RowOutcomes) -> scores.RiskCoverage:
     """The risk-coverage curve of the rows, ranked by their uncertainty."""
     return scores.risk_coverage(rows.uncertainty(), rows.loss(), sample_weight=rows.sample_weight)
 

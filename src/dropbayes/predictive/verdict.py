@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dropbayes.likelihoods import Likelihood, output_tensor
 from dropbayes.linear import LinearCheck, check_linear
 from dropbayes.predictive.evaluation import checked_targets, score_draws
-from dropbayes.predictive.scoring import COVERAGE_LEVELS, ClassOutcomes, RegressionOutcomes, core_scores, risk_curve
+from dropbayes.predictive.scoring import COVERAGE_LEVELS, RowOutcomes, core_scores, risk_curve
 from dropbayes.runtime.formatting import Printed, Table, count
 from dropbayes.runtime.validation import check_type
 from dropbayes.sampling import draws, evaluation_output, sites
@@ -165,7 +165,7 @@ def check(
     return row_verdict(outcomes, density, base, **known)
 
 
-def row_verdict(outcomes: RegressionOutcomes | ClassOutcomes, density: Tensor, plain: Tensor, **known: Any) -> Verdict:
+def row_verdict(outcomes: RowOutcomes, density: Tensor, plain: Tensor, **known: Any) -> Verdict:
     """The verdict from rows' outcomes and log-densities under draws and without dropout, and what is `known`."""
     measured = core_scores(outcomes)
     return Verdict(

@@ -292,9 +292,8 @@ class Features:
         r"""The feature matrix $\Phi$, `[row, unit]`, on the device of `x` and in its dtype, at least float32."""
         x = checked_inputs(x, "x")
         if x.shape[-1] != self.weights.shape[0]:
-            raise ValueError(
-                f"`x` must have the {self.weights.shape[0]} inputs the features were drawn for; got {tuple(x.shape)}."
-            )
+            rule = f"have the {self.weights.shape[0]} inputs the features were drawn for"
+            raise ValueError(f"`x` must {rule}; got {tuple(x.shape)}.")
         return self.layer.nonlinearity(x @ self.weights.to(x) + self.bias.to(x)) * self.width**-0.5
 
 
@@ -341,9 +340,7 @@ class RandomBias(Layer):
         levels, shares = (torch.as_tensor(z).to(pairs.product) for z in ((points + 1) / 2, weights / 2))
         total = torch.zeros_like(pairs.product)
         for bias, share in zip(self.distribution.icdf(levels).to(levels), shares, strict=True):
-            shifted = Quadrature(
-                self.layer.length_scale, 0.0, function=lambda u, bias=bias: self.layer.nonlinearity(u + bias)
-            )
+            shifted = Quadrature(self.length_scale, 0.0, function=lambda u, bias=bias: self.nonlinearity(u + bias))
             total = total + share * shifted.of_pairs(pairs)
         return total
 

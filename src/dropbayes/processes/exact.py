@@ -235,11 +235,9 @@ def tuned_covariance(
     """
     check_covariance(covariance)
     checked_data(x, y, precision, noise_free=False)
-    regressor = GaussianProcessRegressor(
-        NetworkKernel(covariance), alpha=1 / precision, n_restarts_optimizer=n_restarts, random_state=seed
-    )
-    regressor.fit(_array(x), _array(y))
-    return regressor.kernel_.covariance
+    search = {"n_restarts_optimizer": n_restarts, "random_state": seed}
+    regressor = GaussianProcessRegressor(NetworkKernel(covariance), alpha=1 / precision, **search)
+    return regressor.fit(_array(x), _array(y)).kernel_.covariance
 
 
 def prior_draws(covariance: Covariance | Kernel, x: Tensor, *, n_draws: int, seed: int = 0) -> Tensor:

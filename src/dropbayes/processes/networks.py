@@ -106,9 +106,8 @@ class NetworkCovariance(Covariance):
         if self.input_shape is None:
             return x
         if x.flatten(1).shape[1] != math.prod(self.input_shape):
-            raise ValueError(
-                f"`{name}` must hold inputs of the shape {self.input_shape}, flat or not; got {tuple(x.shape[1:])}."
-            )
+            rule = f"hold inputs of the shape {self.input_shape}, flat or not"
+            raise ValueError(f"`{name}` must {rule}; got {tuple(x.shape[1:])}.")
         return x.reshape(-1, *self.input_shape).movedim((0, 1), (-2, -1))
 
     def of_pairs(self, pairs: Pairs) -> Tensor:

@@ -9,15 +9,13 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-ElementwiseFunction = Callable[[Tensor], Tensor]
+Elementwise = Callable[[Tensor], Tensor]
 
 HERMITE_TERMS = 256
 r"""Terms of the Hermite series: enough for TanH up to $s = 3$ at any angle, and for any $\sigma$ beyond 25 degrees."""
 
 
-def expected_product(
-    function: ElementwiseFunction, std_u: Tensor, std_v: Tensor, angle: Tensor, *, nodes: int = 48
-) -> Tensor:
+def expected_product(function: Elementwise, std_u: Tensor, std_v: Tensor, angle: Tensor, *, nodes: int = 48) -> Tensor:
     r"""The expectation $\mathbb E[\sigma(u) \sigma(v)]$ of Gaussians $u$, $v$ with correlation $\cos\theta$.
 
     A Hermite series calls $\sigma$ for each row and node. The pairs for which it has not converged (nearly equal
@@ -39,7 +37,7 @@ def expected_product(
     return total
 
 
-def quadrature_error(function: ElementwiseFunction, stds: Tensor, *, nodes: int = 48) -> float:
+def quadrature_error(function: Elementwise, stds: Tensor, *, nodes: int = 48) -> float:
     r"""The largest relative error of $\mathbb E[\sigma(s z)^2]$ by the rules in use, at some of the deviations $s$."""
     levels = torch.linspace(0, 1, 9, dtype=torch.float64, device=stds.device)
     chosen = torch.quantile(stds.detach().double()[:100_000], levels)[:, None]
@@ -63,7 +61,7 @@ def normal_rule(n_nodes: int = 8, n_panels: int = 128, radius: float = 9.0) -> t
     return points, np.tile(weights * half, n_panels) * np.exp(-(points**2) / 2) / math.sqrt(2 * math.pi)
 
 
-def hermite_coefficients(function: ElementwiseFunction, std: Tensor) -> tuple[Tensor, Tensor]:
+def hermite_coefficients(function: Elementwise, std: Tensor) -> tuple[Tensor, Tensor]:
     r"""The coefficients $a_k = \mathbb E[\sigma(s z) h_k(z)]$ of $\sigma$ in normalised Hermite polynomials, axis 0.
 
     The share $1 - \sum_k a_k^2 / \mathbb E[\sigma^2]$ that they leave out bounds the remainder (Cauchy and Schwarz).
@@ -89,7 +87,7 @@ def _hermite_series(terms_u: Tensor, terms_v: Tensor, cosine: Tensor) -> Tensor:
     return total
 
 
-def polar_quadrature(function: ElementwiseFunction, nodes: int, std_u: Tensor, std_v: Tensor, angle: Tensor) -> Tensor:
+def polar_quadrature(function: Elementwise, nodes: int, std_u: Tensor, std_v: Tensor, angle: Tensor) -> Tensor:
     r"""The integral in the polar coordinates of two independent standard normals.
 
     $u$ and $v$ change sign on two lines that cut the circle into arcs of $\pi - \theta$ (equal signs) and $\theta$

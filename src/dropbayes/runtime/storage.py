@@ -82,13 +82,12 @@ def parse(contents: bytes, *, kinds: Collection[str]) -> ModelFile:
     except Exception:
         rule = "name a whole model file; this one is damaged, cut short or not a dropbayes model"
         raise ValueError(f"`path` must {rule}. Save it again.") from None
-    if model["format"] != FORMAT:
-        raise ValueError(
-            f"`path` has the format {model['format']!r:.80}; this version reads {FORMAT}. Upgrade dropbayes."
-        )
-    if model["kind"] not in kinds:
-        raise ValueError(f"`path` holds a {model['kind']!r:.80}; expected one of {sorted(kinds)}.")
-    return ModelFile(model["kind"], tensors, model["settings"], model["versions"])
+    written, kind = model["format"], model["kind"]
+    if written != FORMAT:
+        raise ValueError(f"`path` has the format {written!r:.80}; this version reads {FORMAT}. Upgrade dropbayes.")
+    if kind not in kinds:
+        raise ValueError(f"`path` holds a {kind!r:.80}; expected one of {sorted(kinds)}.")
+    return ModelFile(kind, tensors, model["settings"], model["versions"])
 
 
 def _verify(contents: bytes) -> dict[str, Any]:

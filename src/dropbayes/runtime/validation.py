@@ -174,9 +174,8 @@ def matching_tensors(arrays: Mapping[str, Array], *, draws: str | None = None, i
         got = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
         rule = " and ".join(f"`{name}`" for name in arrays) + " must have one shape, [row, ...]"
         rule += f", `{draws}` with an axis of draws before it" if draws else ""
-        raise ValueError(
-            f"{rule}; got {got}. Reshape y (y[:, None] for a one-column output) or squeeze the prediction."
-        )
+        remedy = "Reshape y (y[:, None] for a one-column output) or squeeze the prediction"
+        raise ValueError(f"{rule}; got {got}. {remedy}.")
     dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors.values()), torch.float32)
     device = next(iter(tensors.values())).device
     return [tensor.to(device, dtype) for tensor in tensors.values()]
