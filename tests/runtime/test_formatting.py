@@ -81,3 +81,8 @@ def test_numbers_are_written_as_people_write_them(written, expected):
 def test_long_names_that_differ_at_their_end_alone_are_shown_apart(length):
     one, other = (formatting.printable_name("x" * length + end) for end in ("_mean", "_max"))
     assert one.endswith("…" + "x" * 35 + "_mean") and other.endswith("_max") and len(one) == len(other) == 80
+
+
+def test_a_table_is_text_with_its_cells_flush():
+    table = formatting.Table("2 rows", [("rmse", "0.5"), ("mae", "0.25")], align="<>", notes=["Good."])
+    assert table.text() == "2 rows\nrmse   0.5\nmae   0.25\nGood."

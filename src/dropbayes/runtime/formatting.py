@@ -9,15 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text: a title, the names of its columns if they have any, rows of cells, and sentences below.
-
-    Example:
-        >>> print(Table("2 rows", [("rmse", "0.5"), ("mae", "0.25")], align="<>", notes=["Good."]).text())
-        2 rows
-        rmse   0.5
-        mae   0.25
-        Good.
-    """
+    """A table of text: a title, the names of its columns if they have any, rows of cells, and sentences below."""
 
     title: str
     rows: Sequence[Sequence[str]]

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import dropbayes as db
-from dropbayes.app.models.fields import round_digits
+from dropbayes.app.models.fields import even_selection, round_digits
 from dropbayes.app.models.model import load
 from dropbayes.scores import information
 
@@ -77,3 +77,7 @@ def test_digits_are_significant_ones_and_other_kinds_are_left_alone():
     np.testing.assert_allclose(rounded, values, rtol=5e-12)
     assert rounded[0, 0] == 0.333333333333
     assert round_digits(np.array(["a"])).tolist() == ["a"]
+
+
+def test_an_even_selection_has_both_ends():
+    assert (even_selection(5, 3).tolist(), even_selection(2, 3).tolist()) == ([0, 2, 4], [0, 1])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dropbayes.app.report import report
+from dropbayes.app.report.layout import csv_address
 from tests.app.report.pages import NASTY, Page, class_rows, regression_rows, tables
 
 WIDTHS = (390, 1280)
@@ -182,3 +183,7 @@ def test_the_bars_of_the_features_can_be_compared_at_any_width(browser, tmp_path
             assert whole >= least and part == pytest.approx(whole * percent / 100, abs=0.1)
         assert tab.evaluate("document.documentElement.scrollWidth") == width
     tab.close()
+
+
+def test_a_cell_of_a_download_starts_no_formula():
+    assert csv_address(["a"], [["=1"]]) == "data:text/csv;charset=utf-8,a%0D%0A%27%3D1%0D%0A"

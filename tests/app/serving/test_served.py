@@ -33,10 +33,15 @@ def test_the_outputs_of_some_rows_are_those_of_the_model(served, models):
 
 def test_a_model_whose_columns_are_far_from_zero_is_served(tmp_path):
     days = np.datetime64("2020-01-01") + np.arange(60)
-    frame = {"day": days.astype(str).tolist(), "price": np.exp(np.arange(60) / 20).tolist()}
+    frame = {"day": [day.replace("-", "") for day in days.astype(str)], "price": np.exp(np.arange(60) / 20).tolist()}
     settings = {"n_steps": 20, "n_networks": 1, "drop_prob": 0.05, "weight_decay": 1e-4, "random_state": 0}
     model = Model.fit(frame, target="price", target_transform="log", **settings).save(tmp_path / "prices")
-    assert set(ServedModel.load(model.path).outputs) > {"mean", "std"}
+    served = ServedModel.load(model.path)
+    assert set(served.outputs) > {"mean", "std"}
+    columns = [
+        served.records(f'{{"records": [{{"day": {day}}}]}}'.encode(), max_rows=1)[1] for day in (20200105, '"20200105"')
+    ]
+    assert np.array_equal(*(served.encode(some, allow_new=False).x for some in columns))
 
 
 def test_records_are_the_columns_of_the_schema(served):

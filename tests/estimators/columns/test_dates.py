@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 
 from dropbayes.estimators.columns.dates import (
     PARTS,
+    are_days,
     date_format_of,
     date_inputs,
     date_parts,
     day_of_year,
     days_of,
     is_date,
+    period_of,
 )
 from tests.estimators.columns.places import texts
 
@@ -68,6 +70,37 @@ def test_months_are_read_by_their_names_in_full_and_in_any_case():
     with pytest.raises(ValueError, match="30-Feb-2021"):
         date_format_of(texts("01-Apr-2021", "30-Feb-2021"))
     assert not is_date(texts("10 box 2021", "1 sack 12")) and not is_date(texts("2021.4.1", "2021.12.0"))
+
+
+@pytest.mark.parametrize(("form", "written", "first_days"), [
+    ("%Y-%m", ["2021-03", "2020-12"], ["2021-03-01", "2020-12-01"]), ("%Y/%m", ["2021/03", "2021/10"], ["2021-03-01", "2021-10-01"]),
+    ("%YQ4", ["2021Q3", "1999q1"], ["2021-07-01", "1999-01-01"]), ("%Y-Q4", ["2021-Q4", "2021-Q2"], ["2021-10-01", "2021-04-01"]),
+    ("%Y Q4", ["2021 Q1"], ["2021-01-01"]), ("%G-W%V", ["2021-W01", "2020-W53"], ["2021-01-04", "2020-12-28"]),
+    ("%GW%V", ["2021W07"], ["2021-02-15"]), ("%Y%m%d", ["20210401", "20200229"], ["2021-04-01", "2020-02-29"]),
+])  # fmt: skip
+def test_a_period_is_its_first_day(form, written, first_days):
+    cells = texts(*written, None)
+    assert period_of(texts(*written)) == date_format_of(texts(*written)) == form
+    days = days_of(cells, form)
+    assert np.isnan(days[-1]) and days[:-1].astype("datetime64[D]").astype(str).tolist() == first_days
+
+
+@pytest.mark.parametrize("written", [
+    ("2021-13", "2021-01"), ("2021-W07", "2021-W53"), ("2021Q5", "2021Q1"), ("1234-05", "2021-04"), ("20210230", "20210401"),
+    ("2009-10", "2010-11", "2011-12"), ("2021-03", "other"), ("2021-03", "2021/03"), ("21-03", "21-04"),
+])  # fmt: skip
+def test_codes_and_seasons_are_no_periods(written):
+    assert period_of(texts(*written)) is None
+
+
+def test_numbers_are_days_by_their_name_or_where_chance_would_write_others():
+    year = [f"2020{month:02}{day:02}" for month in range(1, 13) for day in (1, 15)]
+    in_a_month = [f"202004{day:02}" for day in range(1, 31)]
+    assert (
+        are_days(texts(*year), "x") and are_days(texts(*in_a_month), "SaleDate") and are_days(texts("20210401"), "day")
+    )
+    assert not are_days(texts(*in_a_month), "x") and not are_days(texts(*year, "20201301"), "date")
+    assert not are_days(texts("2021-03"), "date") and not are_days(texts("20200101", "20200102"), "holidays")
 
 
 def test_zones_and_types_are_the_same_instants():

@@ -5,18 +5,37 @@ import pytest
 
 from dropbayes.estimators.columns import Cells, Column, LeftOut, column_of
 from dropbayes.estimators.columns.inference import kind_of
+from dropbayes.estimators.columns.schema import column_values
 from tests.estimators.columns.places import at, texts
 
 
 @pytest.mark.parametrize(("values", "kind"), [
     (texts("1", "2.5", "NA"), "number"), (texts("a", "b"), "category"), (texts("true", "FALSE", ""), "boolean"),
     (texts("1", "a", "b"), "category"), (texts("01007", "20110"), "category"), (texts("yes", "No"), "boolean"),
-    (texts("2020-01-31", ""), "date"), (pa.array([1, 2], pa.date32()), "date"), (texts("$1,200.50", "$3"), "number"), (pa.array([1, 2]), "number"), (pa.array([True, None]), "boolean"),
+    (texts("2020-01-31", ""), "date"), (texts("2021-03", "2021-12", ""), "date"), (texts("2021-W07", "2021-W08"), "date"), (texts("2010-11", "2011-12"), "category"), (pa.array([1, 2], pa.date32()), "date"), (texts("$1,200.50", "$3"), "number"), (pa.array([1, 2]), "number"), (pa.array([True, None]), "boolean"),
     (pa.array(["a", "b"]).dictionary_encode(), "category"), (texts("0", "1"), "number"), (pa.nulls(2), "number"),
     (pa.array([None, 1], pa.decimal128(5, 2)), "number"),
 ])  # fmt: skip
 def test_the_kind_of_a_column(values, kind):
     assert kind_of(Cells(values, "a", at)) == kind
+
+
+@pytest.mark.parametrize("values", [
+    texts("20210401", "20210430", ""), pa.array([20210401, None, 20210430]), pa.array([20210401.0, float("nan"), 20210430.0]),
+])  # fmt: skip
+def test_days_without_separators_are_dates_where_the_name_says_so(values):
+    column = column_of(Cells(values, "sale_date", at))
+    assert (column.kind, column.date_format, column.low, column.high) == ("date", "%Y%m%d", 18718.0, 18747.0)
+    assert column.flagged and column_values(column, Cells(pa.array([20210402]), "sale_date", at)).tolist() == [18719.0]
+    assert {kind_of(Cells(values, name, at)) for name in ("order_id", "sale")} == {"number"}
+
+
+def test_a_period_that_does_not_exist_is_refused_with_how_others_are_written():
+    column = column_of(Cells(texts("2021Q3", "2021Q4"), "quarter", at))
+    with pytest.raises(
+        ValueError, match="row 0, column 'quarter': must be a date written as 2020Q4, as in training; got '2021Q5'"
+    ):
+        column_values(column, Cells(texts("2021Q5"), "quarter", at))
 
 
 @pytest.mark.parametrize(("values", "reason"), [

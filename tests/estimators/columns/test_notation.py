@@ -61,6 +61,11 @@ def test_the_minus_sign_of_typesetters_is_a_minus(notation):
     assert numbers[0] == numbers[1] and numbers[0][0] < 0 < numbers[0][1]
 
 
+def test_a_notation_shows_an_example_and_writes_numbers_as_programs_do():
+    assert (Notation(",", ".", "%").example, Notation(",", ".", "€").example) == ("1.234,5%", "1.234,5 €")
+    assert Notation(",", ".").plain(pa.array(["1.234,5", "x.y"])).to_pylist() == ["1234.5", "x.y"]
+
+
 def test_a_known_decimal_mark_settles_what_is_ambiguous():
     cells = texts("1,000", "2,500")
     assert notation_of(cells).plain(cells).to_pylist() == ["1000", "2500"]

@@ -8,7 +8,7 @@ import pytest
 
 from dropbayes.estimators.columns import Cells, Column, Schema, column_of, encode
 from dropbayes.estimators.columns.notation import Notation
-from dropbayes.estimators.columns.schema import as_json, from_json
+from dropbayes.estimators.columns.schema import as_json, from_json, list_names
 from tests.estimators.columns.places import at, texts
 
 
@@ -94,3 +94,7 @@ def test_a_number_other_than_0_and_1_in_a_column_of_booleans_is_refused(wrong):
         encode(schema, pa.table({"flag": wrong}), at=str)
     for known in ([True, False, None], [1, 0, None], [1.0, 0.0, float("nan")], ["Yes", "no", ""]):
         assert encode(schema, pa.table({"flag": known}), at=str).x.ravel().tolist() == [1, 0, 1]
+
+
+def test_many_names_are_abbreviated():
+    assert list_names(["a", "b", "c"], most=2) == "'a', 'b', …"

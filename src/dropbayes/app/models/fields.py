@@ -149,12 +149,7 @@ def _block_columns(drawn: Mixture | Tensor, mean: Tensor, y: Tensor, ranked: Ten
 
 
 def even_selection(n_rows: int, max_rows: int) -> npt.NDArray[np.int64]:
-    """The indices of at most so many rows, evenly spread.
-
-    Examples:
-        >>> even_selection(5, 3).tolist(), even_selection(2, 3).tolist()
-        ([0, 2, 4], [0, 1])
-    """
+    """The indices of at most so many rows, evenly spread."""
     return np.linspace(0, n_rows - 1, min(n_rows, max_rows)).round().astype(np.int64)
 
 

@@ -76,7 +76,6 @@ def report(
     if band_feature is not None:
         check_count("band_feature", band_feature, at_least=0, at_most=rows.shape[1] - 1)
     shown = inputs.shown_columns(columns or {}, len(rows))
-    inputs.check_groups(features, rows.shape[1])
     known = None
     if training is not None:
         trained = inputs.input_rows(view, training[0], "training")

@@ -102,6 +102,8 @@ def features_of(
     The inputs of a category are called by its name, " = " and a text, its flag by its name and " is missing", and the
     first of a date by its name and ": year"; all of it may occur in a name or a text, too.
     """
+    if groups is not None and sorted(k for columns in groups.values() for k in columns) != list(range(x.shape[1])):
+        raise ValueError(f"`features` must share out the {x.shape[1]} columns of `x`, each to one feature.")
 
     def values(x: Numbers, name: str, columns: Sequence[int]) -> NumpyArray:
         flags = [k for k in columns[1:] if names[k] == f"{name} is missing"]

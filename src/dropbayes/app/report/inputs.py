@@ -76,12 +76,6 @@ def input_names(model: Model, names: Sequence[str] | None, n_inputs: int) -> lis
     return list(map(str, known))
 
 
-def check_groups(features: Mapping[str, Sequence[int]] | None, n_inputs: int) -> None:
-    """Raises ValueError unless each input belongs to one feature; without features, each input is one."""
-    if features is not None and sorted(k for columns in features.values() for k in columns) != list(range(n_inputs)):
-        raise ValueError(f"`features` must share out the {n_inputs} columns of `x`, each to one feature.")
-
-
 def shown_columns(columns: Mapping[str, Sequence[object]], n_rows: int) -> list[tuple[str, Sequence[object]]]:
     shown = []
     for label, values in columns.items():

@@ -29,12 +29,7 @@ class Column:
 
 
 def csv_address(heads: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
-    """A CSV file as a `data:` address: a link to it downloads without a request.
-
-    Example:
-        >>> csv_address(["a"], [["=1"]])
-        'data:text/csv;charset=utf-8,a%0D%0A%27%3D1%0D%0A'
-    """
+    """A CSV file as a `data:` address: a link to it downloads without a request."""
     out = io.StringIO(newline="")
     for row in (heads, *rows):  # a cell must not start a formula in a spreadsheet
         csv.writer(out).writerow([f"'{cell}" if cell[:1] in tuple("=+@\t\r") else cell for cell in row])
@@ -46,11 +41,6 @@ def scores_csv(scores: Iterable[ScoreValue]) -> str:
     return csv_address(["score", "value", "standard error", "meaning"], cells)
 
 
-def _unbroken(text: str) -> Markup:
-    """The text with percent signs bound to their numbers."""
-    return Markup(re.sub(r"(?<=\d) %", "\u00a0%", escape(text)))
-
-
 _folder = files("dropbayes.app.report")
 environment = jinja2.Environment(
     autoescape=True,
@@ -58,7 +48,8 @@ environment = jinja2.Environment(
     loader=jinja2.FunctionLoader(lambda name: _folder.joinpath(name).read_text(encoding="utf-8")),
 )
 """The templates of this folder, with what they know of numbers, tables and charts."""
-environment.filters.update(unbroken=_unbroken, number=number, percent=percent, commas="{:,}".format, shell=shlex.quote)
+environment.filters.update(number=number, percent=percent, commas="{:,}".format, shell=shlex.quote)
+environment.filters["unbroken"] = lambda text: Markup(re.sub(r"(?<=\d) %", "\u00a0%", escape(text)))
 environment.tests["command"] = re.compile(r"(dropbayes|python) [a-z-]").match
 environment.globals.update(
     columns=lambda label, *labels: [Column(label, number=False), *map(Column, labels)],  # of texts, and of numbers

@@ -115,7 +115,7 @@ class ServedModel:
     @functools.cached_property
     def records_type(self) -> type[msgspec.Struct]:
         """A request of plain records: objects with a value for each column, and settings."""
-        cells = {"number": float | str | None, "boolean": bool | str | None, "date": str | None}
+        cells = {"number": float | str | None, "boolean": bool | str | None, "date": str | int | None}
         kinds = [cells.get(kind, str | float | bool | None) for kind in self.predictor.inputs.values()]
         fields = [(f"column_{index}", kind) for index, kind in enumerate(kinds)]
         rename = {field: name for (field, _), name in zip(fields, self.predictor.inputs, strict=True)}

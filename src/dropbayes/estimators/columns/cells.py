@@ -122,10 +122,10 @@ class Cells:
 
     def days(self, form: str) -> Numbers:
         """The dates, written in a form of `date_format_of`, as days since 1970, NaN where there is none."""
-        values = self.texts if self.is_text else self.values
+        values = self.texts if self.is_text or (form == "%Y%m%d" and is_numeric(self.values)) else self.values
         other_zone = (getattr(values.type, "tz", None) is None) == (form == "iso zone")
         # The form of a typed column says whether it has a zone; that of an earlier model is empty.
-        if not self.is_text and (not pa.types.is_temporal(values.type) or (form and other_zone)):
+        if not pa.types.is_string(values.type) and (not pa.types.is_temporal(values.type) or (form and other_zone)):
             zone = {"": "", "iso zone": " with a time zone"}.get(form, " without a time zone")
             raise self.error(-1, f"must hold dates{zone}, as in training; got {values.type}.")
         days = days_of(values, form or "iso")

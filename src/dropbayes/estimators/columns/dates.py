@@ -1,5 +1,6 @@
 """Dates: how they are written, and the numbers they become."""
 
+import datetime
 import math
 import re
 
@@ -18,18 +19,40 @@ PARTS = {
 """The parts of a date with the names of their inputs: the year with its fraction, and places on a circle."""
 
 _YEAR = 365.2425  # days
-_MONTH = "(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"  # in English, as `strptime` reads them
+# A day without separators, months, ISO weeks and quarters, as those of the end of a year are written.
+_PERIODS = ("%Y%m%d", "%Y-%m", "%Y/%m", "%G-W%V", "%GW%V", "%YQ4", "%Y-Q4", "%Y Q4")
 
 
 def is_date(texts: pa.Array) -> bool:
     """Whether most of the texts look like dates."""
+    month = "(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"  # in English, as `strptime` reads them
     day = (
         "[0-9]{4}[/-][0-9]{1,2}[/-][0-9]{1,2}|[0-9]{4}[.][0-9]{2}[.][0-9]{2}"  # 2021.4.1 may be a version
         "|[0-9]{1,2}[./-][0-9]{1,2}[./-][0-9]{2,4}"
-        f"|[0-9]{{1,2}}[ -]{_MONTH}[ -][0-9]{{2,4}}|{_MONTH} [0-9]{{1,2}},? [0-9]{{4}}"
+        f"|[0-9]{{1,2}}[ -]{month}[ -][0-9]{{2,4}}|{month} [0-9]{{1,2}},? [0-9]{{4}}"
     )
     date = f"(?i)^({day})([T ][0-9:.]+ ?(Z|[+-][0-9:]+|[ap]m)?)?$"
     return bool(pc.mean(pc.match_substring_regex(texts, date)).as_py() > 0.5)
+
+
+def period_of(texts: pa.Array) -> str | None:
+    """The format in which all texts are months, quarters, ISO weeks or days without separators; None if none is."""
+    for form in _PERIODS:
+        pattern = re.sub("%[mdV]", "[0-9]{2}", re.sub("%[YG]", "(1[89]|2[01])[0-9]{2}", form)).replace("Q4", "Q[1-4]")
+        written = pc.match_substring_regex(texts, f"(?i)^{pattern}$")
+        if len(texts) and pc.all(written).as_py() and not _parse(texts, form).null_count:
+            to_next_year = {text[5:] == f"{int(text[:4]) + 1}"[2:] for text in pc.unique(texts).to_pylist()}
+            return None if form in ("%Y-%m", "%Y/%m") and to_next_year == {True} else form  # 2010-11 may be a season
+    return None
+
+
+def are_days(texts: pa.Array, name: str) -> bool:
+    """Whether different numbers such as 20210401 are days: their name says so, or so many would hardly be by chance."""
+    if period_of(texts) != "%Y%m%d":
+        return False
+    named = re.search(r"(?i)date|datum|ymd|(^|[\W_])(day|dt)([\W_]|$)", name)
+    numbers, days = (np.ptp(values) + 1 for values in (texts.cast(pa.int64()).to_numpy(), days_of(texts, "%Y%m%d")))
+    return bool(named or (days / numbers) ** len(texts) < 1e-6)
 
 
 def date_format_of(texts: pa.Array) -> str:
@@ -43,7 +66,7 @@ def date_format_of(texts: pa.Array) -> str:
     short = ("%d.%m.", "%d/%m/", "%m/%d/", "%d-%m-", "%m-%d-", "%d-%b-", "%d %b ")  # also with two digits of the year
     days = ["%Y/%m/%d", "%Y-%m-%d", "%Y.%m.%d", "%b %d, %Y", "%b %d %Y", *(d + y for d in short for y in ("%Y", "%y"))]
     times = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
-    forms = ["iso", "iso zone", *(day + time for day in days for time in times)]
+    forms = [period_of(texts) or "iso", "iso zone", *(day + time for day in days for time in times)]
     for form in forms:
         if _parse(texts.slice(0, 1), form).null_count == 0 == _parse(texts, form).null_count:  # most forms fail at once
             exchanged = form.replace("%d/%m", "%m/%d").replace("%d-%m", "%m-%d")
@@ -57,6 +80,10 @@ def date_format_of(texts: pa.Array) -> str:
 
 def _parse(texts: pa.Array, form: str) -> pa.Array:
     """The instants in microseconds since 1970; null for a text that has another format."""
+    if form in _PERIODS:
+        firsts = texts.dictionary_encode()
+        days = pa.array([_first_day(text) for text in firsts.dictionary.to_pylist()], pa.date32())
+        return days.take(firsts.indices).cast(pa.timestamp("us")).cast(pa.int64())
     if form not in ("iso", "iso zone"):
         instants = pc.strptime(texts, format=form, unit="us", error_is_null=True)
         full = pc.greater_equal(pc.year(instants), 1000)  # arrow reads the year 20 of 31.12.20 as four digits, too
@@ -71,6 +98,15 @@ def _parse(texts: pa.Array, form: str) -> pa.Array:
         if len(texts) == 1:
             return pa.nulls(1, pa.int64())
         return pa.concat_arrays([_parse(half, form) for half in (texts[: len(texts) // 2], texts[len(texts) // 2 :])])
+
+
+def _first_day(text: str) -> datetime.date | None:
+    """The day itself, or the first one of a month, quarter or ISO week."""
+    month = re.sub("[- ]?Q([1-4])$", lambda quarter: f"-{3 * int(quarter[1]) - 2:02}", text.upper())
+    try:
+        return datetime.date.fromisoformat(re.sub("^([0-9]{4})[-/]([0-9]{2})$", r"\1-\2-01", month))
+    except ValueError:
+        return None
 
 
 def days_of(values: pa.Array, form: str) -> Numbers:
@@ -95,14 +131,11 @@ def date_parts(days: Numbers) -> tuple[str, ...]:
 def date_inputs(days: Numbers, parts: tuple[str, ...]) -> Numbers:
     """The inputs of a network, `[row, input]`: the decimal year, then sine and cosine of each place on a circle."""
     turns = {"season": days / _YEAR, "week": (days + 3) / 7, "day": days}  # 1 January 1970 was a Thursday
-    columns = []
-    for part in parts:
-        if part == "year":
-            columns.append(1970 + days / _YEAR)
-        else:
-            angle = 2 * np.pi * (turns[part] % 1)
-            columns += [np.sin(angle), np.cos(angle)]
-    return np.stack(columns, axis=1)
+    angles = {part: 2 * np.pi * (turn % 1) for part, turn in turns.items()}
+    columns = {part: (np.sin(angle), np.cos(angle)) for part, angle in angles.items()} | {
+        "year": (1970 + days / _YEAR,)
+    }
+    return np.stack([column for part in parts for column in columns[part]], axis=1)
 
 
 def day_of_year(year: float) -> np.datetime64:

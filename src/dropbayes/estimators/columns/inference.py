@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dropbayes.estimators.columns.cells import BOOLEANS, Cells, first_failure, is_numeric
-from dropbayes.estimators.columns.dates import date_format_of, date_parts, is_date
+from dropbayes.estimators.columns.dates import are_days, date_format_of, date_parts, is_date, period_of
 from dropbayes.estimators.columns.notation import ANY_NUMBER, mixed_currencies, notation_of
 from dropbayes.estimators.columns.schema import Column, Kind, column_values
 from dropbayes.runtime.validation import quote
@@ -57,7 +57,7 @@ def column_of(
 
 def kind_of(cells: Cells, *, decimal: str | None = None) -> Kind | Problem:
     """Whether a column holds numbers, booleans, dates or categories; a problem if only most are numbers."""
-    if pa.types.is_temporal(cells.values.type):
+    if pa.types.is_temporal(cells.values.type) or _are_days(cells):
         return "date"
     if not cells.is_text:
         return "boolean" if pa.types.is_boolean(cells.values.type) else "number"
@@ -74,7 +74,7 @@ def kind_of(cells: Cells, *, decimal: str | None = None) -> Kind | Problem:
     lowered = pc.utf8_lower(present)
     if any(pc.all(pc.is_in(lowered, value_set=pa.array(words))).as_py() for words in spellings):
         return "boolean"
-    if is_date(present):
+    if is_date(present) or period_of(present) is not None:
         try:
             date_format_of(present)
         except ValueError as error:
@@ -85,6 +85,13 @@ def kind_of(cells: Cells, *, decimal: str | None = None) -> Kind | Problem:
         row = int(odd.argmax()) or first_failure(texts) or 0
         return Problem(f"has {quote(texts[row].as_py())} among numbers at {cells.at(row)}", "missing")
     return "category"
+
+
+def _are_days(cells: Cells) -> bool:
+    """Whether they are numbers such as 20210401, and days."""
+    is_large = cells.is_text or (is_numeric(cells.values) and (pc.min(cells.values).as_py() or 0) > 18e6)
+    different = replace(cells, values=pc.unique(cells.values) if is_large else cells.values[:0]).texts.drop_null()
+    return not _IDENTIFIER.match(cells.name) and are_days(different, cells.name)
 
 
 def _category(cells: Cells, max_categories: int, *, forced: bool) -> Column | LeftOut | Problem:
@@ -134,5 +141,6 @@ def _number(cells: Cells, kind: Kind, decimal: str | None) -> Column | LeftOut:
 
 def as_written(cells: Cells, kind: Kind, decimal: str | None) -> Column:
     """A column of numbers, booleans or dates with how these are written."""
-    form = date_format_of(cells.texts.drop_null() if cells.is_text else cells.values) if kind == "date" else ""
+    dates = cells.values if pa.types.is_temporal(cells.values.type) else cells.texts.drop_null()
+    form = date_format_of(dates) if kind == "date" else ""
     return Column(cells.name, kind, notation=cells.notation(decimal), date_format=form)

@@ -47,23 +47,13 @@ class Notation:
 
     @property
     def example(self) -> str:
-        """How 1234.5 is written.
-
-        Example:
-            >>> Notation(",", ".", "%").example, Notation(",", ".", "€").example
-            ('1.234,5%', '1.234,5 €')
-        """
+        """How 1234.5 is written."""
         written = f"1{self.thousands}234{self.decimal}5"
         sign = "$" if self.sign == "currency" else self.sign
         return f"{written}{sign}" if sign in ("", "%") else f"{written} {sign}"
 
     def plain(self, texts: pa.Array) -> pa.Array:
-        """The texts as programs write numbers; those that do not match stay as they are, or empty if they are unclear.
-
-        Example:
-            >>> Notation(",", ".").plain(pa.array(["1.234,5", "x.y"])).to_pylist()
-            ['1234.5', 'x.y']
-        """
+        """The texts as programs write numbers; those that do not match stay as they are, or empty if unclear."""
         texts = cleaned = others = pc.replace_substring(texts, "\u2212", "-")
         if self == PLAIN:
             return texts

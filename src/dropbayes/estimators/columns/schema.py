@@ -69,12 +69,7 @@ class Schema:
 
 
 def list_names(names: Collection[str], most: int = 8) -> str:
-    """Some names in a sentence.
-
-    Example:
-        >>> list_names(["a", "b", "c"], most=2)
-        "'a', 'b', …"
-    """
+    """Some names in a sentence."""
     return ", ".join(map(quote, list(names)[:most])) + (", …" if len(names) > most else "")
 
 
