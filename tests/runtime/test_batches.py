@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import dropbayes as db
-from dropbayes.runtime.batches import input_hints, loaded_batches, network_arguments, takes_whole
+from dropbayes.runtime.batches import input_hints, labelled_batch, loaded_batches, network_arguments, takes_whole
 
 
 class Named(nn.Module):
@@ -94,3 +94,31 @@ def test_a_loader_that_does_not_shuffle_leaves_the_generator_as_it_was():
 def test_a_loader_without_batches_is_refused():
     with pytest.raises(ValueError, match="`x` must have at least one batch; got an empty DataLoader"):
         list(loaded_batches(nn.Linear(1, 1), []))
+
+
+class Free(nn.Module):
+    def forward(self, x, **others):
+        return x
+
+
+class Whole(nn.Module):
+    def forward(self, batch):
+        return batch["x"]
+
+
+@pytest.mark.parametrize(("net", "batch", "expected"), [
+    (nn.Identity(), [1, 2], (1, 2)), (nn.Identity(), (1, None), (1, None)),
+    (Free(), {"x": 1, "labels": 2}, ({"x": 1}, 2)), (Free(), {"x": 1, "label": 2}, ({"x": 1}, 2)),
+    (Free(), {"x": 1, "labels": 2, "y": 3}, ({"x": 1, "y": 3}, 2)), (Whole(), {"x": 1, "target": 2}, ({"x": 1, "target": 2}, 2)),
+])  # fmt: skip
+def test_a_batch_is_parted_into_arguments_and_targets(net, batch, expected):
+    assert labelled_batch(net, batch, "x") == expected
+
+
+@pytest.mark.parametrize(("batch", "found"), [
+    ({"x": 1, "outcome": 2}, "dict with 'x', 'outcome'"), ({"x": 1, "labels": None}, "dict with 'x', 'labels'"),
+    ((1, 2, 3), "tuple of 3"), (torch.ones(2), "Tensor"),
+])  # fmt: skip
+def test_a_batch_without_targets_is_refused_with_what_it_holds(batch, found):
+    with pytest.raises(TypeError, match=rf"`held_out` must be .* of dicts with `labels`; got batches of {found}\.$"):
+        labelled_batch(Free(), batch, "held_out")

@@ -48,6 +48,31 @@ def test_numpy_arrays_and_a_data_loader_without_shuffling_train_like_tensors():
     assert len(history.loss) == 3
 
 
+@pytest.mark.parametrize("key", ["labels", "label"])
+def test_a_loader_of_dicts_with_labels_trains_like_one_of_pairs(key):
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.drop, self.layer = nn.Dropout(0.1), nn.Linear(2, 1)
+
+        def forward(self, features, labels=None, **others):
+            assert labels is None and not others
+            return {"logits": self.layer(self.drop(features))}
+
+    (x, y), nets = toy(), [Model(), Model()]
+    data = [torch.utils.data.TensorDataset(x, y), [{"features": a, key: b} for a, b in zip(x, y, strict=True)]]
+    loaders = [DataLoader(some, batch_size=16) for some in data]
+    wrapped = [db.training.EarlyStopping(loader) for loader in loaders]
+    runs = [
+        fit(net, loader, likelihood=db.Gaussian(4.0), epochs=3, device="cpu", stopping=stopping)
+        for net, loader, stopping in zip(nets, loaders, wrapped, strict=True)
+    ]
+    assert runs[0] == runs[1] and torch.equal(nets[0].layer.weight, nets[1].layer.weight)
+    scores = [db.evaluate(net, one, likelihood=db.Gaussian(4.0)).scores for net, one in zip(nets, loaders, strict=True)]
+    assert scores[0] == scores[1]
+
+
 def loader_of(x, y, generator=None):
     data = torch.utils.data.TensorDataset(x, y)
     return torch.utils.data.DataLoader(data, batch_size=16, shuffle=True, generator=generator)

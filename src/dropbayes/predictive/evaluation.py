@@ -22,7 +22,7 @@ from dropbayes.linear import Linear
 from dropbayes.predictive.moments import batches, mask_keys, plan_by
 from dropbayes.predictive.scoring import ClassOutcomes, RegressionOutcomes, RowOutcomes, core_scores, reliability_curve
 from dropbayes.predictive.statistics import Observations, Request, Rows, RowStatistics, by_head, joined_rows
-from dropbayes.runtime.batches import network_arguments
+from dropbayes.runtime.batches import labelled_batch
 from dropbayes.runtime.formatting import Printed, Table, count
 from dropbayes.runtime.validation import NOT_FINITE, Array, check_type, outcomes, row_weights
 from dropbayes.sampling import Inputs, LogMean, Profile, Sampling, as_inputs, keep_state
@@ -99,7 +99,7 @@ def evaluate(
 
     Args:
         net: Any network with dropout.
-        x: Its input, or a DataLoader of pairs (input, outcome).
+        x: Its input, or a DataLoader of pairs (input, outcome) or of dicts with `labels`.
         y: The outcomes, one per row; None when `x` is a DataLoader.
         likelihood: The observation model, which defines the meaning of the output; for several outputs a dict or
             sequence with one for each, or None, as the output has them. `y` then has the same form.
@@ -171,16 +171,9 @@ def _pairs(
     """The inputs and outcomes in `x` and `y`, or in each batch of a DataLoader."""
     is_loader = isinstance(x, torch.utils.data.DataLoader)
     for batch in batches(net, x, progress=progress, title="evaluate"):
-        arguments, targets = batch, y
-        if targets is None and isinstance(batch, Mapping) and "labels" in batch:
-            arguments, targets = network_arguments(net, batch), batch["labels"]
-        elif is_loader:
-            if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-                rule = "be a DataLoader of pairs (input, outcome) or of dicts with `labels`"
-                raise TypeError(f"`x` must {rule}; got batches of {type(batch).__name__}.")
-            arguments, targets = batch
-        if targets is None:
+        if y is None and not is_loader and not (isinstance(batch, Mapping) and "labels" in batch):
             raise TypeError("`y` must hold the outcomes unless `x` is a DataLoader of pairs; got None.")
+        arguments, targets = (batch, y) if y is not None else labelled_batch(net, batch, "x")
         yield as_inputs(arguments, net, row_axis=sampling.row_axis), targets
 
 

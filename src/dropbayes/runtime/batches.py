@@ -36,6 +36,24 @@ def network_arguments(net: nn.Module, batch: PyTree) -> PyTree:
     return batch
 
 
+def labelled_batch(net: nn.Module, batch: PyTree, name: str) -> tuple[PyTree, PyTree]:
+    """The arguments and the targets in a batch: a pair, or a mapping with `labels` or targets by another usual name."""
+    what = type(batch).__name__
+    if isinstance(batch, Mapping):
+        own = {p.name for p in _parameters_of(net) or []} - {"labels"}  # which a model takes for its own loss
+        known = [key for key in ("labels", "label", "targets", "target", "y") if key in batch and key not in own]
+        if known and batch[known[0]] is not None:
+            taken = network_arguments(net, batch)  # all of it for a network that takes the mapping itself
+            return {key: taken[key] for key in taken if taken is batch or key != known[0]}, batch[known[0]]
+        what += f" with {', '.join(map(repr, batch))}"
+    elif isinstance(batch, (tuple, list)):
+        if len(batch) == 2:
+            return batch[0], batch[1]
+        what += f" of {len(batch)}"
+    rule = "must be a DataLoader of pairs (input, target) or of dicts with `labels`"
+    raise TypeError(f"`{name}` {rule}; got batches of {what}.")
+
+
 def takes_whole(net: nn.Module, batch: Mapping[str, Any] | Sequence[PyTree]) -> bool:
     """Whether a network takes a mapping or sequence as one argument: it knows none of its names, or has one place."""
     has_names = isinstance(batch, Mapping)

@@ -67,7 +67,7 @@ def fit(
     Args:
         net: Any network. Its device and mode are restored at the end.
         x: Inputs with the row axis first: a tensor or array, a tuple (`net(*x)`) or a dict (`net(**x)`) of them, or a
-            DataLoader of pairs (input, target).
+            DataLoader of pairs (input, target) or of dicts with `labels`, as Hugging Face's are.
         y: Targets, as `likelihood` takes them; None if `x` is a DataLoader.
         likelihood: The observation model $p(\mathbf y \mid \widehat{\mathbf y})$.
         prior: The length-scales of weights and biases, which are not trained here; `Prior()` by default.

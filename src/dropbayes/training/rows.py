@@ -1,4 +1,4 @@
-"""Training rows in batches: tensors, nested inputs and NumPy arrays, or a DataLoader of pairs."""
+"""Training rows in batches: tensors, nested inputs and NumPy arrays, or a DataLoader of labelled batches."""
 
 import contextlib
 import dataclasses
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
 
 from dropbayes.likelihoods import output_tensor
+from dropbayes.runtime.batches import labelled_batch
 from dropbayes.runtime.validation import outcomes, row_weights, to_tensor
 from dropbayes.sampling import Inputs, as_inputs
 
@@ -73,7 +74,7 @@ class TensorRows:
 
 
 class LoadedRows:
-    """Rows that a DataLoader of pairs (input, target) reads, for data beyond memory."""
+    """Rows that a DataLoader of pairs (input, target), or of dicts with labels, reads, for data beyond memory."""
 
     def __init__(self, loader: DataLoader[Any], net: nn.Module, name: str, device: torch.device) -> None:
         if isinstance(loader.dataset, IterableDataset):
@@ -92,11 +93,8 @@ class LoadedRows:
     def pass_through(self) -> Iterator[Batch]:
         """All rows once, in an order that follows torch's random state."""
         with _reseed(self.loader.generator, getattr(self.sampler, "generator", None)):
-            for pair in self.loader:
-                if len(parts := pair if isinstance(pair, (tuple, list)) else ()) != 2:
-                    got = type(pair).__name__ + (f" of {len(parts)}" if parts else "")
-                    raise TypeError(f"`{self.name}` must be a DataLoader of pairs (input, target); got {got}.")
-                inputs, targets = _validate(self.net, parts[0], parts[1], self.name)
+            for batch in self.loader:
+                inputs, targets = _validate(self.net, *labelled_batch(self.net, batch, self.name), self.name)
                 yield Batch(inputs.to(self.device), targets.to(self.device))
 
     epoch = pass_through
