@@ -182,8 +182,6 @@ class Ensemble(ABC):
         per_row = self._n_drawn * len(self.population_) * self.population_.weights[-1].shape[-1]
         return max(16, min(_BLOCK_ROWS, _BLOCK_ELEMENTS // per_row))
 
-    # --- storage --------------------------------------------------------------------------------------------------
-
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the fitted estimator to one file (see `dropbayes.runtime.storage`); `load` reads it back."""
         self._check_fitted()

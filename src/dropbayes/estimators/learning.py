@@ -41,8 +41,6 @@ class DropoutEstimator(Parameters, Ensemble):
     held_out_score_: float
     baseline_score_: float
 
-    # --- learning -------------------------------------------------------------------------------------------------
-
     def _settings(self, n_rows: int, progress: ProgressBar | None = None) -> dict[str, Any]:
         return {
             "hidden": self._hidden_widths(n_rows),
@@ -278,8 +276,6 @@ class DropoutEstimator(Parameters, Ensemble):
             rate = self.population_.members[0].learning_rate
             remedy = f"Try learning_rate={rate / 10:.3g} instead of {rate:.3g}, and look for extreme values in X and y."
             raise FloatingPointError(f"Training diverged. {remedy}")
-
-    # --- prediction -----------------------------------------------------------------------------------------------
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -306,8 +306,6 @@ class Predictor:
         ratio = np.divide(error, deviation, out=np.zeros_like(error), where=error > 0)
         return ratio.max(axis=tuple(range(1, ratio.ndim)))
 
-    # --- tables ---------------------------------------------------------------------------------------------------
-
     def flat_columns(self, prediction: Mapping[str, NumpyArray]) -> dict[str, NumpyArray]:
         """The prediction as columns of a table: one column per class probability or output.
 
@@ -373,9 +371,6 @@ class Predictor:
 def uncertainty(prediction: Mapping[str, NumpyArray]) -> NumpyArray:
     """The uncertainty by which rows are deferred: the standard deviation, or for classes the entropy."""
     return prediction["std" if "std" in prediction else "entropy"]
-
-
-# --- columns of any array type -------------------------------------------------------------------------------------
 
 
 def _matrix(columns: Columns, n_columns: int | None) -> NumpyArray:

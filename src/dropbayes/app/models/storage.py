@@ -142,9 +142,6 @@ def _read_description(path: pathlib.Path) -> dict[str, Any]:
     return values
 
 
-# --- the card -------------------------------------------------------------------------------------------------------
-
-
 def range_text(column: Column) -> str:
     """The range of a column's values in the training rows."""
     if column.kind == "category":

@@ -66,8 +66,6 @@ class Service:
             self._take(model)
             print(f"dropbayes: note: now serving {model.name}, version {model.version}", file=sys.stderr, flush=True)
 
-    # --- requests --------------------------------------------------------------------------------------------------
-
     def named_model(self, request: Request) -> ServedModel:
         if (model := self.models.get(request.path_params["model"])) is None:
             raise HTTPException(404, f"there is no model of this name; there are {', '.join(map(repr, self.models))}.")
@@ -152,9 +150,6 @@ class Service:
                 return _json({**head, "records": found})
 
             return await self._off_loop(len(rows.x) > 1000, render)
-
-
-# --- routes --------------------------------------------------------------------------------------------------------
 
 
 def _json(values: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -95,9 +95,6 @@ class InferenceRequest(_Strict):
                 raise HTTPException(400, "the output 'deferred' needs the parameter `defer_above`.")
 
 
-# --- requests ------------------------------------------------------------------------------------------------------
-
-
 def decode_json(body: bytes | memoryview, kind: Any, what: str) -> Any:
     """The message of some kind in JSON; an error begins with `what`."""
     try:
@@ -193,9 +190,6 @@ def _binary_tensor(entry: InputTensor, data: bytes) -> NumpyArray:
             entry.refuse("holds a text that is no UTF-8")
         start += 4 + length
     return np.array([*texts, None], dtype=object)[:-1]  # the last keeps numpy from guessing
-
-
-# --- responses -----------------------------------------------------------------------------------------------------
 
 
 def datatype_of(array: NumpyArray) -> str:

@@ -129,9 +129,6 @@ def _checked_names(names: list[str], label: str) -> tuple[str, ...]:
     return tuple(numbers)
 
 
-# --- CSV -----------------------------------------------------------------------------------------------------------
-
-
 class _CsvSource(Source):
     def __init__(
         self, origin: pathlib.Path | pa.Buffer, label: str, delimiter: str | None, encoding: str | None
@@ -236,8 +233,6 @@ class _CsvSource(Source):
     def __exit__(self, *failure: object) -> None:
         self._raw.close()
 
-    # --- messages, for which the file is read again ---------------------------------------------------------------
-
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
         """Turns errors of the decompression, of the encoding and of the parser into those of the file."""
@@ -304,9 +299,6 @@ class _CsvSource(Source):
             if record:
                 yield line, record
             line = reader.line_num + 1
-
-
-# --- Parquet -------------------------------------------------------------------------------------------------------
 
 
 class _ParquetSource(Source):

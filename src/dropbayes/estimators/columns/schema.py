@@ -83,9 +83,6 @@ def check_columns(schema: Schema, names: Collection[str], label: str, *, with_ta
         raise ValueError(f"{label}: lacks the target {quote(schema.target)}, without which nothing can be scored.")
 
 
-# --- the inputs of rows --------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Encoded:
     """Rows as inputs of a network, and what is unusual in them, by column."""
@@ -156,9 +153,6 @@ def _fill_categories(inputs: Numbers, column: Column, cells: Cells, refusal: str
         raise cells.error(row, f"{quote(texts[row].as_py())} was not seen in training ({among}); {refusal}")
     inputs[known, codes.drop_null().to_numpy(zero_copy_only=False)] = 1.0
     return ~present, unknown
-
-
-# --- JSON ----------------------------------------------------------------------------------------------------------
 
 
 def as_json(schema: Schema) -> dict[str, Any]:
