@@ -15,7 +15,7 @@ from torch import nn
 
 import dropbayes as db
 from dropbayes.layers import Prior
-from dropbayes.training import EarlyStopping, Objective, Optimization, checkpoints, fit
+from dropbayes.training import Checkpoint, EarlyStopping, Objective, Optimization, checkpoints, fit
 from tests.training.toys import network, toy
 
 SOURCE = pathlib.Path(__file__).parent.parent.parent / "src"
@@ -25,7 +25,7 @@ import json, os, random, signal, subprocess, sys, time
 import torch
 from torch import nn
 import dropbayes as db
-from dropbayes.training import EarlyStopping, Optimization, fit
+from dropbayes.training import Checkpoint, EarlyStopping, Optimization, fit
 
 torch.set_num_threads(1)
 folder, kills, epochs, way = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
@@ -208,17 +208,34 @@ def test_a_finished_run_is_returned_to_the_network_that_has_its_best_weights(tmp
     assert interrupted(tmp_path / "run.ckpt", net=net, stopping=wrong, epochs=20) == history
 
 
-def test_an_interrupted_network_is_made_anew_to_go_on_and_the_error_says_so(tmp_path):
+@pytest.mark.parametrize(("every", "stop"), [(1, 2), (2, 2), (2, 1), (5, 1)])
+@pytest.mark.parametrize("own", [False, True])
+def test_an_interrupted_network_resumes_its_own_run(tmp_path, every, stop, own):
     def interrupt(progress):
-        if progress.epoch == 2:
+        if progress.epoch == stop:
             raise KeyboardInterrupt
 
-    net = network()
+    def call(net, optimizer, **changes):
+        optimization = Optimization(optimizer or "adam", schedule=constant)
+        file = None if changes.pop("plain", False) else Checkpoint(tmp_path / "c", every=every)
+        return interrupted(file, net=net, optimization=optimization, **changes)
+
+    nets = [network(), network()]
+    optimizers = [torch.optim.Adam(net.parameters()) if own else None for net in nets]
     with pytest.raises(KeyboardInterrupt):
-        interrupted(tmp_path / "c", net=net, callbacks=[interrupt])
-    with pytest.raises(ValueError, match="make the network anew as it was at the start, also after an interruption"):
-        interrupted(tmp_path / "c", net=net)
-    assert interrupted(tmp_path / "c", net=network()) == interrupted(None)
+        call(nets[0], optimizers[0], callbacks=[interrupt])
+    n_saved = (stop - 1) // every * every  # the callback comes before its epoch is saved
+    start = network()
+    assert torch.equal(nets[0][0].weight, start[0].weight) == (n_saved == 0)
+    assert call(nets[0], optimizers[0]) == call(nets[1], optimizers[1], plain=True)
+    assert torch.equal(nets[0][0].weight, nets[1][0].weight)
+
+
+def test_a_folder_that_is_lacking_is_noticed_before_the_first_epoch(tmp_path):
+    net, seen = network(), []
+    with pytest.raises(FileNotFoundError):
+        interrupted(tmp_path / "no" / "c", net=net, callbacks=[lambda progress: seen.append(progress)])
+    assert not seen and torch.equal(net[0].weight, network()[0].weight)
 
 
 @pytest.mark.slow

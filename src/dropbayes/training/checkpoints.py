@@ -96,9 +96,9 @@ def load(
         raise refusal("is damaged, or was not written by this version of dropbayes") from None
     if not belongs:
         raise refusal("belongs to another run (other network, data, optimiser, seed or settings)")
-    # The network of a killed run has its first weights again, that of a finished one its last or best.
+    # The network of a killed run has its first weights again, or those of the file; that of a finished one its best.
     if fingerprint_of(net.state_dict()) not in {run.start, fingerprint_of(weights), fingerprint_of(run.best)}:
-        remedy = "name another file, or make the network anew as it was at the start, also after an interruption"
+        remedy = "name another file, or make the network anew as it was at the start"
         raise refusal("belongs to a run from other initial weights", remedy)
     if len(run.history.loss) > epochs:
         raise refusal(f"has {len(run.history.loss)} epochs, more than the `epochs` asked for, {epochs}")

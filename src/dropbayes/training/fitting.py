@@ -62,7 +62,8 @@ def fit(
     mean the same as with the dropout loss $E + \sum_i \lambda_i \|\mathbf M_i\|^2$ [GG16, eq:L:dropout].
 
     A run depends on its arguments alone; the caller's random state and learning rates are left as they were. With
-    `checkpoint=`, a run killed at any moment and called again ends, bit for bit, as an uninterrupted one.
+    `checkpoint=`, a run killed at any moment and called again ends, bit for bit, as an uninterrupted one; one that an
+    exception ended, such as KeyboardInterrupt, by the network itself, which then has the weights of the file.
 
     Args:
         net: Any network. Its device and mode are restored at the end.
@@ -86,7 +87,8 @@ def fit(
         progress: Whether to show a bar; by default in a terminal or notebook.
 
     Raises:
-        FloatingPointError: The loss or a weight is no longer finite. The network keeps its last finite state.
+        FloatingPointError: The loss or a weight is no longer finite. The network keeps its last finite state, with a
+            checkpoint that of the file.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(1, 20), nn.ReLU(), nn.Dropout(0.1), nn.Linear(20, 1))
@@ -136,10 +138,13 @@ def fit(
             model = (net, likelihood, prior, objective, stopping.patience, stopping.n_draws)
             identity = checkpoints.fingerprint_of((data, model, type(optimizer), groups, optimization.schedule))
             run = checkpoints.load(file.path, net, optimizer, fingerprint=identity, epochs=epochs)
+            if not run.history.loss:  # so that a folder that is lacking is noticed, and a first epoch can be repeated
+                checkpoints.save(file.path, net, optimizer, run, fingerprint=identity)
         noise.restore(run.history.precision)
-        with ProgressBar("fit", epochs, unit="epochs", initial=len(run.history.loss), show=progress) as bar:
+        bar = ProgressBar("fit", epochs, unit="epochs", initial=len(run.history.loss), show=progress)
+        with bar, _kept_state(net, returns=file is not None) as kept:
             is_read = bool(callbacks) or judged is not None or file is not None
-            finite, unchecked = copy.deepcopy(net.state_dict()), 0  # the last state found finite, and steps since
+            unchecked = 0  # the steps since the last state that was found finite
             net.train()
             while len(run.history.loss) < epochs and not run.history.stopped:
                 epoch = len(run.history.loss)
@@ -148,8 +153,10 @@ def fit(
                 unchecked += rows.n_batches
                 rate = optimizer.param_groups[0]["lr"]
                 if is_read or unchecked >= 16 or epoch + 1 == epochs or not math.isfinite(loss):
-                    _check_finite(net, finite, loss, epoch, rate, rows)
-                    finite, unchecked = copy.deepcopy(net.state_dict()), 0
+                    _check_finite(net, kept, loss, epoch, rate, rows)
+                    unchecked = 0
+                    if file is None:
+                        kept.update(copy.deepcopy(net.state_dict()))
                 score = None if judged is None else stopping.score(net, judged, noise.likelihood(), seed, epoch)
                 run = _with_epoch(run, net, loss, score, rate, noise.values(), stopping.patience)
                 stop = [callback(Progress(epoch + 1, net, run.history)) for callback in callbacks]
@@ -160,6 +167,7 @@ def fit(
                 last = run.history.stopped or epoch + 1 == epochs
                 if file is not None and (last or (epoch + 1) % file.every == 0):
                     checkpoints.save(file.path, net, optimizer, run, fingerprint=identity)
+                    kept.update(copy.deepcopy(net.state_dict()))
                 bar.advance()
         if run.best is not None:
             net.load_state_dict(run.best)
@@ -189,6 +197,18 @@ def _on_device(net: nn.Module, device: torch.device) -> Iterator[None]:
         net.to(home)
         for module, training in modes:
             module.training = training
+
+
+@contextlib.contextmanager
+def _kept_state(net: nn.Module, *, returns: bool) -> Iterator[dict[str, Any]]:
+    """A copy of the state, for the caller to renew; after an error the network may return to it, as to a checkpoint."""
+    kept = copy.deepcopy(net.state_dict())
+    try:
+        yield kept
+    except BaseException:
+        if returns:
+            net.load_state_dict(kept)
+        raise
 
 
 def _check_targets(net: nn.Module, rows: Rows, likelihood: Likelihood) -> None:
