@@ -131,7 +131,7 @@ def linearise(
     inspection: Inspection, inputs: Inputs, sampling: Sampling, at_once: int, twice: bool = False
 ) -> list[Linearisation]:
     """Each tensor of the output, linearised, of all rows as one batch; `twice` for derivatives by the input as well."""
-    profile, at_sites = inspection.profile, inspection.strategies.get("linear")
+    profile, at_sites = inspection.profile, inspection.findings.get("linear")
     view = at_sites or inspection.network()
     source = SiteVariables(profile, SiteNames(view.paths), sampling.ignored, tied=sampling.positions == "tied")
     leaves: Sequence[Any] = (inputs if twice else inputs.with_tensors(Tensor.detach)).leaves
@@ -142,12 +142,12 @@ def linearise(
     with seeded, mode if at_sites is None else mode.at_sites():
         tensors, _ = split(eagerly(inputs.call)(view.net, leaves))
     if at_sites is not None and (mode.drawn_elsewhere or len(source.variables) < profile.n_random):
-        inspection.strategies["linear"] = None
+        inspection.findings["linear"] = None
         return linearise(inspection, inputs, sampling, at_once, twice)
-    if "linear" not in inspection.strategies:  # the first pass, in the mode throughout, looks for hard choices
+    if "linear" not in inspection.findings:  # the first pass, in the mode throughout, looks for hard choices
         again = SiteValues(profile, SiteNames({}), (), tied=False)  # torch.utils.checkpoint runs modules again
         are_masks = {site.kind for site in profile.sites} <= MASK_KINDS
-        inspection.strategies["linear"] = inspection.view_at_sites(again) if are_masks else None
+        inspection.findings["linear"] = inspection.view_at_sites(again) if are_masks else None
     found = []
     for out, layout in zip(tensors, profile.outputs, strict=True):
         tensor = rows_first(out, layout, 1, inputs.n_rows)[0]

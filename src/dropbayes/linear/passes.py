@@ -134,7 +134,7 @@ def linear_plan(net: nn.Module, inputs: Inputs, sampling: Sampling) -> LinearPla
     means): a few draws are compared, once, and what is far off is warned of.
     """
     plan = _unchecked_plan(net, inputs, sampling)
-    own, known = {site.kind for site in plan.profile.sites if site.is_random} - MASK_KINDS, plan.inspection.strategies
+    own, known = {site.kind for site in plan.profile.sites if site.is_random} - MASK_KINDS, plan.inspection.findings
     if own and "check" not in known:
         few = inputs if inputs.is_one_row else inputs.block(0, min(inputs.n_rows, 4))
         known["check"] = _compared(plan, net, few, n_draws=40, seed=0)
@@ -154,7 +154,7 @@ def _unchecked_plan(net: nn.Module, inputs: Inputs, sampling: Sampling) -> Linea
         raise ValueError(f'`method` {what}. Use method="sampling".')
     spec = mask_spec(profile, inputs, keys=Keys(0, 2, "independent"), masks="row", sampling=sampling)
     together = chosen_strategy(inspection, inputs, spec).rows == "together" and None not in profile.outputs
-    known = inspection.strategies
+    known = inspection.findings
     if "outputs" not in known:
         one = inputs if inputs.is_one_row else inputs.block(0, 1)
         known["outputs"] = _checked_sizes(linearise(inspection, one, sampling, at_once=1))

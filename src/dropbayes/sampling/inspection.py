@@ -28,6 +28,7 @@ from dropbayes.sampling.probes import Probe, ProbeFailed, Prober, RowsDepend, eq
 from dropbayes.sampling.profile import Profile
 from dropbayes.sampling.sequences import form, with_positions
 from dropbayes.sampling.settings import Sampling, check_sampling
+from dropbayes.sampling.strategies import Strategy
 from dropbayes.sampling.training_mode import check_accounted, check_masks_differ, check_repeatable, training_probe
 from dropbayes.tracing import Neutral, Ones, RowLayout, SharedWrite, Site, Sites, Source, reads_of, view_at_sites
 from dropbayes.tracing.generators import UNSEEDED, keyed_generators, names_generators, unmoved_globals
@@ -74,7 +75,8 @@ class Inspection:
     view: View
     copied: bool = False  # a lone row was seen beside a copy of itself, as the network takes no other
     needs_autocast: bool = False
-    strategies: dict[object, Any] = field(default_factory=dict)  # by the inputs of the choice
+    strategies: dict[object, Strategy] = field(default_factory=dict)  # by the inputs of the choice
+    findings: dict[object, Any] = field(default_factory=dict)  # what else was found out, by who asked
     largest_block: int = 0  # the most rows and draws at once in which a row was seen to be as it is alone
     most_rows: int = 2**62  # that a pass takes, as far as is known
     runs: set[int] = field(default_factory=set)  # hashes of the operations under which its strategy agreed
@@ -84,10 +86,10 @@ class Inspection:
         """The view to run, with the mode `at_sites` alone if it may be; for a network with a state, a new one."""
         if self.profile.is_stateful:
             return View(cast(nn.Module, self.net()), self.flags, own_parameters=self.owns_parameters)
-        if at_sites and "at sites" not in self.strategies:
+        if at_sites and "at sites" not in self.findings:
             last = {self.profile.sites[-1].before or ""} if self.profile.last_layer else set()  # it may be integrated
-            self.strategies["at sites"] = self.view_at_sites(Ones(), last)
-        return (self.strategies["at sites"] if at_sites else None) or self.view
+            self.findings["at sites"] = self.view_at_sites(Ones(), last)
+        return (self.findings["at sites"] if at_sites else None) or self.view
 
     def view_at_sites(self, otherwise: Source, also: Collection[str] = ()) -> View | None:
         """A view whose modules enter the mode of a pass themselves; None if others may ask for random numbers."""

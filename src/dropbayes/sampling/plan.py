@@ -200,7 +200,7 @@ class Plan:
             )
         forget(self.net)
         inspection = inspect(self.net, inputs, self.spec.ignored, positions=self.spec.positions is not None)
-        inspection.strategies["at sites"] = None  # it may ask for random numbers elsewhere
+        inspection.findings["at sites"] = None  # it may ask for random numbers elsewhere
         profile = inspection.profile
         if (profile.structure, profile.outputs) != (self.profile.structure, self.profile.outputs):
             raise ValueError("`net` gives outputs of another form than on the rows before. Predict them separately.")
@@ -251,6 +251,7 @@ class Plan:
         """Tries the strategy once more on another branch than before, which a global or an argument may have chosen."""
         if self.strategy in (FOLDED, MAPPED) and known.runs and work.runs - known.runs:
             known.strategies.clear()
+            known.findings.clear()
             some = inputs.block(rows.start, rows.stop)  # cut only now: on a GPU, that waits for all work under way
             if first_that_agrees(known, some, self.spec, [self.strategy]) != self.strategy:
                 raise NetworkChanged("other operations, under which masks lie otherwise")
@@ -452,7 +453,7 @@ def _with_fitting_blocks(plan: Plan, inputs: Inputs) -> Plan:
     if other.block_rows == plan.block_rows:
         return plan
     assert plan.inspection is not None
-    known, way = plan.inspection.strategies, (torch.get_num_threads(), autocast_dtype(inputs.device))
+    known, way = plan.inspection.findings, (torch.get_num_threads(), autocast_dtype(inputs.device))
     sizes = tuple((one.block_rows, one.chunk_draws) for one in (plan, other))
     key = ("size", sizes, len(plan.draws), plan.spec.integrate, plan.spec.per_row, way)
     if key not in known:

@@ -59,7 +59,7 @@ def chosen_strategy(inspection: Inspection, inputs: Inputs, spec: MaskSpec, *, i
     if key not in inspection.strategies:
         candidates = _candidates(profile, spec.per_row, shares_prefix, inputs.is_one_row)
         inspection.strategies[key] = first_that_agrees(inspection, inputs, spec, candidates)
-    return cast(Strategy, inspection.strategies[key])
+    return inspection.strategies[key]
 
 
 def _candidates(profile: Profile, per_row: bool, shares_prefix: bool, is_one_row: bool) -> list[Strategy]:
