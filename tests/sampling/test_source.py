@@ -130,12 +130,22 @@ def test_a_single_uniform_is_keyed_to_the_draw_and_shared_by_rows():
     assert len(set(numbers)) == 5 and all(0 < number < 1 for number in numbers)
 
 
+def mask_of_a_trial(draws, n_units):
+    source = KeyedSource(spec_of(site(), per_row=True, trial=True), draws, range(4, 6), folded=True)
+    shape = (2 * len(draws), n_units)
+    return source.keep("dropout", 0.3, shape, torch.ones(shape)) / 0.7  # as dropout does
+
+
 def test_the_masks_of_a_trial_differ_in_every_unit_draw_and_row():
-    source = KeyedSource(spec_of(site(), per_row=True, trial=True), DRAWS, range(4, 6), folded=True)
-    mask = source.keep("dropout", 0.3, (6, 3), torch.ones(6, 3))
-    scaled = mask / 0.7  # as dropout does
-    assert len(mask.unique()) == mask.numel() and scaled.abs().min() > 0.5 and scaled.abs().max() < 1.5
-    assert scaled.min() < 0 < scaled.max()  # a sign is seen where a non-linearity saturates
+    mask = mask_of_a_trial(range(2), 3)
+    assert len(mask.unique()) == mask.numel() and mask.abs().min() > 0.5 and mask.abs().max() < 1.5
+    assert mask.min() < 0 < mask.max()  # a sign is seen where a non-linearity saturates
+
+
+def test_few_units_are_dropped_under_further_draws_of_a_trial_and_some_of_many_under_every_draw():
+    few, many = mask_of_a_trial(range(2, 5), 3), mask_of_a_trial(range(2), 40)
+    assert few.unique().tolist() == [0, 1] and many[many >= 0].unique()[0] == 0
+    assert ((many == 0).any(1) & (many == 1).any(1)).all() and len(many.unique()) > many.numel() / 2
 
 
 def test_an_integrated_layer_gives_mean_and_variance():

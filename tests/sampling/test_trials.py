@@ -149,6 +149,33 @@ def test_the_few_gates_of_copies_that_lie_apart_are_told_apart_however_they_are_
         torch.testing.assert_close(db.draws(net, x[row : row + 1], n_draws=40)[:, 0], expected[:, row])
 
 
+READINGS = {
+    "as booleans": lambda h: torch.where(F.dropout(torch.ones_like(h), 0.3).bool(), h, 0.5),
+    "one for all units, as booleans": lambda h: torch.where(F.dropout(torch.ones_like(h[:, :1]), 0.3).bool(), h, 0.5),
+    "by its logarithm": lambda h: (h + torch.bernoulli(torch.full_like(h, 0.9)).log()).softmax(-1),
+    "by its root": lambda h: h * F.dropout(torch.ones_like(h), 0.3).sqrt(),
+    "by its root, where few are dropped": lambda h: h * F.dropout(torch.ones_like(h), 0.01).sqrt(),
+    "as a probability": lambda h: h * F.binary_cross_entropy(torch.bernoulli(torch.full_like(h, 0.9)), h * 0 + 0.5),
+    "of one unit, before a threshold": lambda h: h + torch.relu(F.dropout(h[:, :1], 0.3)) - torch.relu(h[:, :1]),
+}
+
+
+@pytest.mark.parametrize(("reading", "masks"), crossed(READINGS, ["shared", "row"]))
+def test_a_mask_that_is_read_as_zeros_and_ones_is_not_misplaced(reading, masks):
+    def forward(m, x):
+        h = torch.tanh(m.a(x)).repeat(2, 1)  # the copies of a row lie apart
+        h = READINGS[reading](h) if m.training else h
+        return (m.o(h.expand(-1, 8)).view(2, len(x), 2) * torch.tensor([1.0, 3.0])[:, None, None]).tanh().sum(0)
+
+    for seed in range(4):
+        torch.manual_seed(seed)
+        net, x = Module(forward, a=nn.Linear(4, 8), o=nn.Linear(8, 2)), torch.randn(3, 4)
+        options = {"n_draws": 100, "masks": masks}
+        whole = db.draws(net, x, **options)
+        alone = [db.draws(net, x[i : i + 1], **options, sampling=Sampling(row_offset=i)) for i in range(3)]
+        torch.testing.assert_close(torch.cat(alone, 1), whole)
+
+
 @pytest.mark.parametrize("descending", [True, False])
 def test_the_masks_of_rows_that_are_sorted_meanwhile_stay_with_them(descending):
     def forward(m, x):

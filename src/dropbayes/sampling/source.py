@@ -279,10 +279,9 @@ class KeyedSource(SiteSource):
                 output.register_hook(_refuse_gradient)
         if not self.spec.integrate:
             return outputs
-        if self._integrated is None or self.variance is None or len(outputs) != 1:
-            raise NetworkChanged("the last layer was not met")
-        if outputs[0] is not self._integrated[0] or version(outputs[0]) != self._integrated[1]:
-            raise NetworkChanged("the last layer's output is not the network's")
+        last, written = self._integrated or (None, 0)
+        if self.variance is None or len(outputs) != 1 or outputs[0] is not last or version(outputs[0]) != written:
+            raise NetworkChanged("the last layer was not met, or its output is not the network's")
         return [*outputs, self.variance]
 
     # Which site, and its numbers --------------------------------------------------------------------------------------
@@ -347,9 +346,8 @@ class KeyedSource(SiteSource):
 
     def _mask(self, site: Site, drop_prob: float, shape: tuple[int, ...], like: Tensor) -> Tensor:
         if self._tries(site):
-            words = self._uniforms(site, shape, like.device)
-            # Scaled, around 1 or -1: where a non-linearity saturates, a sign is seen, and a large number is not.
-            return (torch.where(words < 0.25, -0.5 - words, 0.5 + words) * (1 - drop_prob)).to(like.dtype)
+            words = self._numbers(site, shape, functools.partial(uniform, device=like.device))
+            return (self._tried(words, shape) * (1 - drop_prob)).to(like.dtype)
         make = functools.partial(keep_mask, drop_prob=drop_prob, dtype=like.dtype, device=like.device)
         return self._numbers(site, shape, make)
 
@@ -375,12 +373,20 @@ class KeyedSource(SiteSource):
         words = self._numbers(site, shape, functools.partial(uniform, device=device))
         if not self._tries(site) or site.kind not in ("rand", "bernoulli"):
             return words
-        if site.kind == "bernoulli":  # 0, 1, and more; one gate alone, if closed, would hide what it closes
-            closed = 0.0 if math.prod(shape) > 1 else 0.5
-            return torch.where(words < 0.2, closed, torch.where(words < 0.6, 1.0, 1 + words))
+        if site.kind == "bernoulli":
+            return self._tried(words, shape)
         # Near 0, near 1 and between: the network's own comparison with any rate or number tells the units apart.
-        near = torch.where(words < 0.2, words * 5e-3, 1 - (words - 0.2) * 1e-3)
-        return torch.where(words < 0.6, near, 2.5 * words - 1.5)
+        near = 1e-9 + 1e-3 * (4 * torch.minimum(words, 1 - words)) ** 3
+        return torch.where(words < 0.25, near, torch.where(words > 0.75, 1 - near, 2 * words - 0.5))
+
+    def _tried(self, words: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """The masks of a trial: real numbers, among many units zeros and ones as well; after two draws these alone."""
+        # Around 1 or -1: where a non-linearity saturates, a sign is seen, and a large number is not.
+        real = torch.where(words < 0.25, -0.5 - words, 0.5 + words)
+        draws = torch.arange(self.draws.start, self.draws.stop, device=words.device)
+        is_mask = self.spec.trial & (draws > 1).view(-1, *(1,) * (words.dim() - 1))
+        some = (words - 0.5).abs() < (0.2 if math.prod(shape) >= 8 else 0.0)  # of few, zeros would hide what they close
+        return torch.where(is_mask | some, words.round(), real)
 
     def _numbers(self, site: Site, shape: tuple[int, ...], generate: Callable[..., Tensor]) -> Tensor:
         """The numbers of this run's draws."""
@@ -466,9 +472,8 @@ class KeyedSource(SiteSource):
     ) -> Tensor | None:
         """The masked tensor by one kernel that generates the mask in registers; None without one."""
         plain = self.spec.positions is None and not self.spec.trial and self._chosen is None
-        if not plain or (layout is not None and not layout.inner):
-            return None
-        kernels = self._kernels(x) if layout is not None or self.rows_mapped else None
+        has_rows = self.rows_mapped if layout is None else layout.inner > 0
+        kernels = self._kernels(x) if plain and has_rows else None
         if kernels is None or x.dtype not in _KERNEL_DTYPES or not x.numel():
             return None
         if shape != tuple(x.shape):  # whole channels: their few factors first, then a product that broadcasts

@@ -5,6 +5,7 @@ same keyed masks along it. Mapped over as well, each row is alone with its masks
 a time, is the law: the other strategies must give what it gives.
 """
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal, Self
@@ -65,9 +66,8 @@ class Work:
 
 def evaluate(strategy: Strategy, spec: MaskSpec, work: Work) -> list[Tensor]:
     """All draws of the work's rows, `[draw, row, ...]` of each tensor of the output; then the integrated variance."""
-    if not (spec.profile.host_random or spec.profile.seeds_torch):
-        return eagerly(_evaluate)(strategy, spec, work)
-    with keyed_generators(None):  # the host's, which the network uses: keyed to seed, draw and row
+    uses_host = spec.profile.host_random or spec.profile.seeds_torch  # generators keyed to seed, draw and row
+    with keyed_generators(None) if uses_host else contextlib.nullcontext():
         return eagerly(_evaluate)(strategy, spec, work)
 
 

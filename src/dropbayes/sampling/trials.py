@@ -3,7 +3,8 @@
 The masks of a trial hold a different number for every unit, and its rows differ: a mask that is laid in the wrong place
 changes the output. Units of several entries in a row have other numbers in every row. The row compared stands second
 among copies of another, under the second draw: it has another place if the network sorts or reverses its rows, or if
-draws and rows are exchanged.
+draws and rows are exchanged. Zeros and ones come as well, for a network that takes no other numbers of a mask, or asks
+only whether it drops.
 """
 
 import contextlib
@@ -96,15 +97,18 @@ def first_that_agrees(inspection: Inspection, inputs: Inputs, spec: MaskSpec, ca
     if not rows.is_one_row:
         rows = replace(rows, leaves=tuple(rows.rows([0, rows.n_rows - 1, 0, 0])), n_rows=4)
     second = min(1, rows.n_rows - 1)
-    # By chance, a few units may have but the two values of others, by the network's own comparison; and a row that is
-    # sorted among those of all draws may come to stand where it was, though not under every draw.
-    few = any(s.kind in ("rand", "bernoulli") and 1 < math.prod(s.shape) <= 256 for s in spec.profile.sites)
-    n_draws = 8 if few or spec.profile.reorders else 2
-    spec = replace(spec, keys=Keys(spec.keys.seed, n_draws, spec.keys.sampler), integrate=False, trial=True)
+    # By chance, few units may have the zeros and ones of others; and a row that is sorted among those of all draws may
+    # come to stand where it was, though not under every draw.
+    in_turn = spec.profile.draws_branch or spec.profile.host_random  # so that every draw takes a pass of its own
+    most = 3 if in_turn else 16 if spec.profile.prefix_cost + spec.profile.suffix_cost < _SMALL_NETWORK else 6
+    units = min((math.prod(s.shape) or 99 for s in spec.profile.sites if s.is_random and s.layout), default=99)
+    n_masks = min(64 // units, most) if units < (8 if in_turn else 16) else 0
+    n_draws = max(2 + n_masks, 8 if spec.profile.reorders else 2)
+    spec = replace(spec, integrate=False, trial=True)
 
     def run(strategy: Strategy, rows: Inputs = rows, network: Any = inspection.network, *, alone: bool = False) -> Any:
         leaves = cloned_leaves(rows.rows([second]) if alone else rows.leaves)
-        draws = range(1 if alone else 0, n_draws)
+        draws = tried[1:] if alone else tried
         indices = range(second, second + 1) if alone else range(rows.n_rows)
         work = Work(network, rows, leaves, draws, indices, learned={})
         with _without_fallbacks() if strategy.draws == "mapped" else contextlib.nullcontext():
@@ -119,11 +123,13 @@ def first_that_agrees(inspection: Inspection, inputs: Inputs, spec: MaskSpec, ca
         except Exception:  # the network supports one precision only
             return otherwise
 
-    if candidates:
-        expected = run(ONE_BY_ONE, alone=True)
-        if any(bool(tensor.isnan().any()) for tensor in expected if tensor.is_floating_point()):
-            spec = replace(spec, trial=False)  # numbers that no mask has may be none that the network takes
+    expected = list[Tensor]()
+    for tried in (range(n_draws), range(2, 18)) if candidates else ():  # at last under zeros and ones alone
+        spec = replace(spec, keys=Keys(spec.keys.seed, tried.stop, spec.keys.sampler))
+        with contextlib.suppress(Exception):
             expected = run(ONE_BY_ONE, alone=True)
+            if not any(bool(tensor.isnan().any()) for tensor in expected if tensor.is_floating_point()):
+                break
     for strategy in candidates:
         try:
             outputs = run(strategy)
