@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 
+from dropbayes.app.cli import explaining
 from dropbayes.app.cli.explaining import facts, reason_lines
 from dropbayes.app.models.model import load
 from dropbayes.app.models.predictor import Predictor
@@ -86,6 +87,19 @@ def test_a_bar_is_no_longer_than_twenty_characters_whatever_the_share(models):
     found = {"place": "a row", "prediction": 2.0, "uncertainty": 1.0, "typical": typical, "columns": parts}
     shown, _ = reason_lines(load(models / "numbers"), [found])
     assert [len(bar) for bar in shown.columns[-1].cells] == [20, 0, 0]
+
+
+def test_shares_beyond_the_whole_are_said_to_be_of_columns_that_go_together(models, monkeypatch):
+    def reasons(*_, **__):
+        shares = {"size": 7.0, "city": -6.5, "new": 0.4}
+        columns = {name: {"prediction": 1.0, "uncertainty": share} for name, share in shares.items()}
+        typical = {"prediction": 0.0, "uncertainty": 0.1}
+        return [{"row": 0, "prediction": 3.0, "uncertainty": 1.0, "typical": typical, "columns": columns}]
+
+    assert "beyond 100 %" not in run("explain", models / "numbers", models / "new.csv").err
+    monkeypatch.setattr(explaining, "reasons", reasons)
+    said = run("explain", models / "numbers", models / "new.csv").err
+    assert "shares of 'size', 'city' beyond 100 %: columns that go together are exchanged" in said
 
 
 def test_the_background_is_what_a_row_is_compared_with(models, tmp_path):

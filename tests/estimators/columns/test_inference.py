@@ -77,6 +77,14 @@ def test_words_and_letters_of_one_pair_are_booleans(words):
     assert column_of(Cells(texts(*words), "a", at)).kind == "boolean"
 
 
+@pytest.mark.parametrize(
+    "values", [pa.array([1, 2, 3, 4]), pa.array([18461, 18462], pa.date32()), texts("0.5", "1", "", "7")]
+)
+def test_a_missing_value_is_taken_as_one_that_occurs(values):
+    column = column_of(Cells(values, "a", at))
+    assert column.fill in column_values(column, Cells(values, "a", at))
+
+
 def test_a_constant_that_is_sometimes_missing_teaches_something():
     assert column_of(Cells(texts("3", "", "3"), "a", at)) == Column(
         "a", "number", fill=3.0, flagged=True, low=3.0, high=3.0

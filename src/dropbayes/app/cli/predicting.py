@@ -338,9 +338,14 @@ def explain(
     typical = None if background is None else whole_table(fitted, background, title="background", **reading).encoded.x
     given = whole_table(fitted, data, **reading)
     found = explaining.reasons(fitted, given.encoded.x, typical, n_rows=rows or 5)
+    far = dict[str, float]()
     for one in found:
         one["place"] = given.place(one["row"])
         for name, part in one["columns"].items():
             part["value"] = str(given.table[name][one["row"]].as_py())
+            far |= {name: part["uncertainty"]} if abs(part["uncertainty"]) > one["uncertainty"] else {}
+    if len(far) > 1:
+        what = "columns that go together are exchanged one without the others; read their shares as one"
+        note(f"shares of {', '.join(map(repr, far))} beyond 100 %: {what}, or fit with one of them alone.")
     result = {"model": str(fitted.path), "target": fitted.schema.target, "rows": found}
     print_result(result, explaining.reason_lines(fitted, found), as_json=as_json)

@@ -123,7 +123,8 @@ def _number(cells: Cells, kind: Kind, decimal: str | None) -> Column | LeftOut:
         if abs(low) >= 2**53 and pc.count_distinct(cells.values).as_py() > 1:
             return LeftOut("numbers too large to be told apart")
         return LeftOut("one date in every row" if kind == "date" else f"{low:g} in every row")
-    column = replace(column, fill=float(np.median(present)), flagged=absent, low=low, high=high)
+    median = float(np.quantile(present, 0.5, method="inverted_cdf"))  # a value that occurs, never one between two days
+    column = replace(column, fill=median, flagged=absent, low=low, high=high)
     if kind == "date":
         return replace(column, parts=date_parts(present))
     if kind == "boolean":
