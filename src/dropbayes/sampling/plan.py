@@ -317,9 +317,6 @@ def move_row_axis(tensor: Tensor, layout: RowLayout | None, leading: int) -> Ten
     return tensor.movedim(leading, leading + layout.axis).flatten(leading + layout.axis, leading + layout.axis + 1)
 
 
-# Making a plan --------------------------------------------------------------------------------------------------------
-
-
 def make_plan(
     net: nn.Module,
     inputs: Inputs,
@@ -378,9 +375,6 @@ def _inspect_with_hints(net: nn.Module, inputs: Inputs, sampling: Sampling, trus
         for hint in input_hints(net, inputs.leaves, str(error)):
             error.add_note(hint)
         raise
-
-
-# Sizes ----------------------------------------------------------------------------------------------------------------
 
 
 def _with_sizes(plan: Plan, inputs: Inputs) -> Plan:
