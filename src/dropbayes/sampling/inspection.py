@@ -116,8 +116,7 @@ def inspect(
     """
     described = form(inputs) if any_length else inputs.signature
     key = described, repr(inputs.spec), inputs.n_rows == 1, ignored, positions, any_length  # no hash in torch 2.6
-    known = _inspections.get(net)
-    if known is None:
+    if (known := _inspections.get(net)) is None:
         check_modules(net)
     if known is None or not (trusted or known[0].holds(net)):
         known = _inspections[net] = (NetworkState(net), {})

@@ -32,8 +32,7 @@ def _alpha_dropout(
     if not 0 < p < 1 or mode.source.is_off(training):
         return func(input, p, p == 1 and training)
     kind, shape = ("feature_alpha_dropout", _features(input, 0)) if features else ("alpha_dropout", _shape(input))
-    keep = mode.source.keep(kind, p, shape, input)
-    if keep is None:
+    if (keep := mode.source.keep(kind, p, shape, input)) is None:
         return input.mul_(1) if inplace else input.clone()
     # SELU's limit for large negative inputs, -λα, and the affine map that restores mean 0 and variance 1
     # (Klambauer et al. 2017, "Self-normalizing neural networks").
@@ -63,8 +62,7 @@ def _native_dropout(
 ) -> tuple[Tensor, Tensor]:
     if not 0 < p <= 1 or mode.source.is_off(bool(train)):
         return func(input, p, False)
-    keep = mode.source.keep("dropout", p, _shape(input), input)
-    if keep is None:
+    if (keep := mode.source.keep("dropout", p, _shape(input), input)) is None:
         return input.clone(), torch.ones_like(input, dtype=torch.bool)
     return scaled_product(input, keep, p), keep.expand(input.shape).bool()
 

@@ -57,8 +57,7 @@ class AtMeans(Interception):
         if func is Tensor.bernoulli_ and not args[0].is_floating_point():
             args = (torch.empty(args[0].shape, device=args[0].device), *args[1:])
         result = super().__torch_function__(func, types, args, kwargs)
-        site = self.source.drawn()
-        if site is None:
+        if (site := self.source.drawn()) is None:
             return result
         name = func.__name__.strip("_")
         if name == "bernoulli":

@@ -231,8 +231,7 @@ class Advancing(Ones):
         torch.rand(1, generator=torch.default_generator, device="cpu")
 
     def is_fixed(self, generator: torch.Generator | None) -> bool:
-        fixed = generator is not None or torch.default_generator.initial_seed() != self._seed
-        if not fixed:
+        if not (fixed := generator is not None or torch.default_generator.initial_seed() != self._seed):
             self.keep()
         return fixed
 

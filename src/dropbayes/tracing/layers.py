@@ -188,8 +188,7 @@ def _cell(mode: RandomMode, func: Operation, input: Tensor, hx: PyTree, *weights
 
 @handles(HANDLERS, F.linear)
 def _linear(mode: RandomMode, func: Operation, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    result = mode.source.linear(input, weight, bias)
-    if result is not None:
+    if (result := mode.source.linear(input, weight, bias)) is not None:
         return result
     result = func(input, weight, bias)
     if not is_batched(result) or result.dtype != torch.float32 or not torch.is_autocast_enabled(result.device.type):

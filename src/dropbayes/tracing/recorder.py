@@ -160,8 +160,7 @@ class Recorder(Ones):
 
     def _note_comparison(self, func: Callable[..., Any], args: Arguments, result: Any) -> None:
         """A single uniform compared with one number is LayerDrop: the number is the site's drop probability."""
-        side = next((side for side, arg in enumerate(args) if id(arg) in self._scalars), None)
-        if side is None:
+        if (side := next((i for i, arg in enumerate(args) if id(arg) in self._scalars), None)) is None:
             return
         index, chance = self._scalars[id(args[side])], None
         if len(args) == 2 and isinstance(args[1 - side], (int, float)):

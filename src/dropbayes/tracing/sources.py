@@ -181,8 +181,7 @@ class Given(Source):
         raise NotImplementedError(f"`net` draws {kind} numbers, which are no multiplicative mask.")
 
     def _next(self, kind: str) -> Tensor:
-        factor = next(self._factors, None)
-        if factor is None:
+        if (factor := next(self._factors, None)) is None:
             raise ValueError(f"`factors` must hold one mask for each site of the network; there is none for a {kind}.")
         return factor
 

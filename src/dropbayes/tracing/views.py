@@ -53,15 +53,12 @@ def check_modules(net: nn.Module) -> None:
     lazy = [name for name, m in net.named_modules() if getattr(m, "has_uninitialized_params", lambda: False)()]
     if lazy:
         raise ValueError(f"`net` must be initialised; {lazy[0]!r} is lazy. Run it once on a batch: net(x).")
-    absent = [name for name, p in net.named_parameters() if p.is_meta]
-    if absent:
+    if absent := [name for name, p in net.named_parameters() if p.is_meta]:
         raise ValueError(f"`net` must hold its weights; {absent[0]!r} is on the meta device. Load them first.")
-    sharded = [name for name, p in net.named_parameters() if type(p).__name__ == "DTensor"]
-    if sharded:
+    if sharded := [name for name, p in net.named_parameters() if type(p).__name__ == "DTensor"]:
         raise ValueError(f"`net` must hold its whole weights; {sharded[0]!r} is sharded. Gather them: net.unshard().")
     weights = ((name, p) for name, p in net.named_parameters() if name.rpartition(".")[2] == "weight")
-    empty = [(name, tuple(p.shape)) for name, p in weights if not p.numel()]
-    if empty:
+    if empty := [(name, tuple(p.shape)) for name, p in weights if not p.numel()]:
         raise ValueError(f"`net` must have no layer of width 0; got {empty[0][0]} of shape {empty[0][1]}.")
 
 

@@ -191,8 +191,7 @@ class Watch(TorchDispatchMode):
         return result
 
     def _hold(self, tensor: Tensor, given: set[int], marks: tuple[bool, bool, bool, bool, bool, bool]) -> None:
-        key = storage(tensor)
-        if not key:
+        if not (key := storage(tensor)):
             self._empty = marks[4:] if any(marks[4:]) else self._empty
             return
         kinds = (self._drawn, self._rowed, self._counts, self._parts, self._sized_drawn, self._sized_rowed)
