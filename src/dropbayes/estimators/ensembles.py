@@ -11,7 +11,7 @@ import functools
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -218,12 +218,16 @@ class Ensemble(ABC):
                 raise ValueError(f"trees must compare {self._n_columns} columns and have {n_outputs} outputs")
 
 
+def check_finite(prediction: Mapping[str, np.ndarray], at: Callable[[int], str]) -> None:
+    """Raises ValueError if a row is so far from the training rows that single precision overflows."""
+    for values in prediction.values():
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            row = int((~np.isfinite(values)).reshape(len(values), -1).any(1).argmax())
+            raise ValueError(f"{at(row)}: the prediction is not finite; a value is too far from those of training.")
+
+
 def _finite(values: Tensor) -> np.ndarray:
-    """The values of rows, or an error where single precision overflows, far from the training rows."""
-    bad = ~values.isfinite().reshape(len(values), -1).all(1)
-    if bool(bad.any()):
-        row = int(bad.int().argmax())
-        raise ValueError(f"`X`, row {row}: the prediction is not finite; a value is too far from those of training.")
+    check_finite({"": values.numpy()}, "`X`, row {}".format)
     return values.numpy()
 
 

@@ -178,8 +178,7 @@ def _simplest_penalty(density: Tensor, weight: Tensor) -> Tensor:
     mean = (loss * share).sum(-1)
     error = ((loss - mean[..., None]).square() * share).sum(-1).div(len(weight)).sqrt()
     within = (mean <= _TOLERANCE * error) & mean.isfinite()
-    number = torch.arange(density.shape[1], device=density.device)
-    return torch.where(within, number, 0).amax(1).maximum(best)
+    return torch.where(within, torch.arange(density.shape[1], device=density.device), 0).amax(1).maximum(best)
 
 
 def _initial_noise(draws: Tensor, features: Tensor, y: Tensor, weight: Tensor, source: torch.Generator) -> StudentNoise:

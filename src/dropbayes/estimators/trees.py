@@ -212,9 +212,8 @@ def _forest(
     from sklearn.ensemble import ExtraTreesClassifier
 
     few = len(x) <= 2000  # rows of each tree: the time does not grow with the table
-    forest = ExtraTreesClassifier(
-        n_trees, bootstrap=not few, max_samples=None if few else 2000, random_state=seed % 2**32
-    ).fit(x, y, weight)
+    sample = {"bootstrap": not few, "max_samples": None if few else 2000}
+    forest = ExtraTreesClassifier(n_trees, **sample, random_state=seed % 2**32).fit(x, y, weight)
     outputs = np.eye(n_classes)[forest.classes_] / n_trees
     return [_tree_nodes(one.tree_, one.tree_.value[:, 0] @ outputs) for one in forest.estimators_]
 

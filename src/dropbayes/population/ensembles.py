@@ -182,9 +182,8 @@ def _score_candidates(
         replace(c, task=k + n_folds * c.offset, seed=seed + i) for i, c in enumerate(candidates) for k in range(n_folds)
     ]
     trained = train_in_jobs(tasks, members, **settings)
-    held_out = [task.held_out for task in tasks]
     group = torch.arange(len(candidates)).repeat_interleave(n_folds)
-    trained, density, error = fit_and_score(trained, held_out, n_draws=n_draws, groups=group)
+    trained, density, error = fit_and_score(trained, [task.held_out for task in tasks], n_draws=n_draws, groups=group)
 
     def by_row(values: Tensor) -> Tensor:
         return torch.cat([values[k::n_folds, :size] for k, size in enumerate(sizes)], 1)

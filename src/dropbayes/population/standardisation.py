@@ -65,10 +65,9 @@ def stacked_table(
         standard.append(own)
     n_rows = [len(x) for x, _, _ in columns]
     x, y, weight = (torch.cat([*parts, torch.zeros_like(parts[0][:1])]) for parts in zip(*rows, strict=True))
-    first = [0, *itertools.accumulate(n_rows)][:-1]
     n_outputs = y.shape[1] if head.has_noise else n_classes or int(y.max()) + 1
     stacked = {name: torch.stack(values) for name, values in zip(MOMENTS, zip(*standard, strict=True), strict=True)}
-    return Table(x, y, weight, first, n_rows, n_outputs, stacked)
+    return Table(x, y, weight, [0, *itertools.accumulate(n_rows)][:-1], n_rows, n_outputs, stacked)
 
 
 def _task_columns(task: Task, number: int, head: Head) -> tuple[Tensor, Tensor, Tensor]:

@@ -87,7 +87,6 @@ def carbon_dioxide() -> Case:
     years = (series.index.year + (series.index.month - 0.5) / 12).to_numpy(dtype=np.float64)
     ahead = np.arange(years[-1] + 1 / 12, 2007.0, 1 / 12)
     every = np.concatenate([years, ahead])
-    parts = np.where(every < 1985.0, "trained on", np.where(every <= years[-1], "held out", "unknown"))
     printed = (1960, 1970, 1980, 1984, 1988, 1992, 1996, 2000, 2003, 2006)  # each year's June
     periods, waves = {"season": 2 * np.pi * every, "half-season": 4 * np.pi * every}, (np.sin, np.cos)
     return Case(
@@ -98,7 +97,7 @@ def carbon_dioxide() -> Case:
         columns={"year": every}
         | {f"{name} {wave.__name__}": wave(angle).round(9) for name, angle in periods.items() for wave in waves},
         truth=np.concatenate([series.to_numpy(dtype=np.float64), np.full(len(ahead), np.nan)]),
-        parts=parts,
+        parts=np.where(every < 1985.0, "trained on", np.where(every <= years[-1], "held out", "unknown")),
         along="year",
         printed=[int(np.abs(every - (year + 5.5 / 12)).argmin()) for year in printed],
         settings=SETTINGS,

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from dropbayes.app.cli.messages import bold, escaped, note, table
 from dropbayes.app.cli.rows import filled_value
-from dropbayes.app.models.fields import check_finite
 from dropbayes.app.models.model import Model
 from dropbayes.app.models.predictor import Predictor, location
 from dropbayes.app.models.storage import calibration_text, range_text
@@ -28,6 +27,7 @@ from dropbayes.estimators.columns import Cells, Column
 from dropbayes.estimators.columns.dates import date_inputs
 from dropbayes.estimators.columns.notation import PLAIN
 from dropbayes.estimators.columns.schema import column_values
+from dropbayes.estimators.ensembles import check_finite
 from dropbayes.linear import shapley
 from dropbayes.population import network
 from dropbayes.predictive import Mixture

@@ -138,12 +138,11 @@ def on_spark(make: Make[Part], parts: Sequence[Part], n_workers: int, address: s
     started = session is None
     if session is None:
         master = address or f"local[{n_workers}, {_MAX_DEATHS}]"
-        builder = SparkSession.builder.master(master).appName("dropbayes predict")
         settings = {"spark.ui.enabled": "false", "spark.task.maxFailures": str(_MAX_DEATHS)}
         if address is None:
             settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # the first in the path may lack what is needed
-        session = builder.config(map=settings).getOrCreate()
+        session = SparkSession.builder.master(master).appName("dropbayes predict").config(map=settings).getOrCreate()
         session.sparkContext.setLogLevel("OFF" if address is None else "ERROR")
     try:
         context = session.sparkContext

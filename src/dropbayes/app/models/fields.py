@@ -1,6 +1,6 @@
 """The fields of a prediction: how an estimator, and a network with its likelihood, fill them; and beside outcomes."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from dropbayes.estimators.ensembles import Ensemble
+from dropbayes.estimators.ensembles import Ensemble, check_finite
 from dropbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood, output_tensor
 from dropbayes.predictive import Mixture, RegressionOutcomes, draw_mean, outputs_by
 from dropbayes.predictive.scoring import COVERAGE_LEVELS
@@ -151,11 +151,3 @@ def _block_columns(drawn: Mixture | Tensor, mean: Tensor, y: Tensor, ranked: Ten
 def even_selection(n_rows: int, max_rows: int) -> npt.NDArray[np.int64]:
     """The indices of at most so many rows, evenly spread."""
     return np.linspace(0, n_rows - 1, min(n_rows, max_rows)).round().astype(np.int64)
-
-
-def check_finite(prediction: Mapping[str, NumpyArray], at: Callable[[int], str]) -> None:
-    """Raises ValueError if a row is so far from the training rows that single precision overflows."""
-    for values in prediction.values():
-        if values.dtype.kind == "f" and not np.isfinite(values).all():
-            row = int((~np.isfinite(values)).reshape(len(values), -1).any(1).argmax())
-            raise ValueError(f"{at(row)}: the prediction is not finite; a value is too far from those of training.")

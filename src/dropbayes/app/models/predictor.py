@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from dropbayes.app.models.fields import EnsembleFields, NetworkFields, check_finite, round_digits
-from dropbayes.estimators.ensembles import METHODS, ClassEnsemble, Ensemble, RegressionEnsemble
+from dropbayes.app.models.fields import EnsembleFields, NetworkFields, round_digits
+from dropbayes.estimators.ensembles import METHODS, ClassEnsemble, Ensemble, RegressionEnsemble, check_finite
 from dropbayes.estimators.frames import arrow_cells, as_array, check_names
 from dropbayes.likelihoods import Likelihood
 from dropbayes.linear import N_POINTS

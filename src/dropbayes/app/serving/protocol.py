@@ -208,10 +208,8 @@ def response(request: InferenceRequest, head: Mapping[str, Any], outputs: Mappin
         if not (request.parameters.binary_data_output if is_binary is None else is_binary):
             entry["data"] = values
         else:
-            if datatype == "BYTES":
-                behind.append(b"".join(len(text).to_bytes(4, "little") + text for text in map(str.encode, values)))
-            else:
-                behind.append(array.astype(DATATYPES[datatype]).tobytes())
+            texts = (len(text).to_bytes(4, "little") + text for text in map(str.encode, values))
+            behind.append(b"".join(texts) if datatype == "BYTES" else array.astype(DATATYPES[datatype]).tobytes())
             entry["parameters"] = {"binary_data_size": len(behind[-1])}
         entries.append(entry)
     text = msgspec.json.encode({**head, **({} if request.id is None else {"id": request.id}), "outputs": entries})

@@ -14,12 +14,12 @@ import msgspec
 import numpy as np
 from starlette.exceptions import HTTPException
 
-from dropbayes.app.models.fields import check_finite
 from dropbayes.app.models.model import load
 from dropbayes.app.models.predictor import MATRIX, Predictor, location, uncertainty
 from dropbayes.app.serving import protocol
 from dropbayes.app.serving.protocol import Parameters, datatype_of
 from dropbayes.estimators.columns import Encoded
+from dropbayes.estimators.ensembles import check_finite
 from dropbayes.runtime.validation import NumpyArray
 
 

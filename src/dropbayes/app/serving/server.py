@@ -100,7 +100,6 @@ def _work(settings: Settings, listener: socket.socket, models: Iterable[ServedMo
 
 def _supervise(settings: Settings, listener: socket.socket) -> None:
     """Keeps the workers that share a port alive until a signal ends them; SIGHUP, to reload, is passed on to them."""
-    spawn = multiprocessing.get_context("spawn")
     workers: list[SpawnProcess] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
@@ -116,7 +115,7 @@ def _supervise(settings: Settings, listener: socket.socket) -> None:
     while listener.fileno() >= 0:
         workers[:] = [worker for worker in workers if worker.is_alive()]
         while len(workers) < settings.workers and listener.fileno() >= 0:
-            worker = spawn.Process(target=_work, args=(settings, listener))
+            worker = multiprocessing.get_context("spawn").Process(target=_work, args=(settings, listener))
             worker.start()
             workers.append(worker)
         if hasattr(signal, "SIGHUP"):  # the workers have begun with it held, and release it themselves

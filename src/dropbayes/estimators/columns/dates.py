@@ -131,10 +131,8 @@ def date_parts(days: Numbers) -> tuple[str, ...]:
 def date_inputs(days: Numbers, parts: tuple[str, ...]) -> Numbers:
     """The inputs of a network, `[row, input]`: the decimal year, then sine and cosine of each place on a circle."""
     turns = {"season": days / _YEAR, "week": (days + 3) / 7, "day": days}  # 1 January 1970 was a Thursday
-    angles = {part: 2 * np.pi * (turn % 1) for part, turn in turns.items()}
-    columns = {part: (np.sin(angle), np.cos(angle)) for part, angle in angles.items()} | {
-        "year": (1970 + days / _YEAR,)
-    }
+    angles = {part: 2 * np.pi * (turns[part] % 1) for part in parts if part in turns}
+    columns = {"year": [1970 + days / _YEAR]} | {part: [np.sin(angle), np.cos(angle)] for part, angle in angles.items()}
     return np.stack([column for part in parts for column in columns[part]], axis=1)
 
 
