@@ -41,8 +41,7 @@ from dropbayes.scores.averages import weighted_mean
 if TYPE_CHECKING:
     from dropbayes.estimators.columns.schema import Schema
 
-# Rows predicted at a time, and values of their draws held in memory: both bound the memory.
-_BLOCK_ROWS, _BLOCK_ELEMENTS = 4096, 2**20
+_BLOCK_ROWS, _BLOCK_ELEMENTS = 4096, 2**20  # predicted at a time, and values of their draws: both bound the memory
 METHODS = ("sampling", "linear", "moments")  #: The methods of a prediction.
 
 
@@ -56,16 +55,14 @@ class Ensemble(ABC):
     population_: Population  #: The networks, on the CPU.
     seed_: int
     n_draws: int
-    method: str = "sampling"
-    """"sampling", or the method without draws that takes its place: "linear" or "moments" (`dropbayes.predict`)."""
+    method: str = "sampling"  #: That, or what predicts without draws: "linear" or "moments" (`dropbayes.predict`).
     n_features_in_: int
     frame_columns_: Schema | None
     missing_values_: MissingValues | None
     bins_: Bins | None
     forest_: Trees | None = None
     boosted_: Trees | None = None
-    recalibration: Any = None
-    """The recalibration applied to predictions (`dropbayes.estimators.recalibration`), if any."""
+    recalibration: Any = None  #: That of the predictions (`dropbayes.estimators.recalibration`), if any.
 
     def __init__(self, **parameters: Any) -> None:
         self._names = tuple(parameters)
@@ -94,12 +91,9 @@ class Ensemble(ABC):
         return [network(self.population_, index) for index in range(len(self.population_))]
 
     def with_draws(self, *, n_draws: int | None = None, seed: int | None = None, method: str | None = None) -> Any:
-        """A view of this fitted estimator that predicts from other draws, or without any.
+        """A view of this fitted estimator that predicts from `n_draws` per network, of another seed, or without any.
 
-        Args:
-            n_draws: The number of draws per network.
-            seed: The seed of the draws.
-            method: "sampling", or "linear" or "moments" for the moments of each network without draws.
+        The method is "sampling", or "linear" or "moments" for the moments of each network without draws.
         """
         self._check_fitted()
         check_count("n_draws", self.n_draws if n_draws is None else n_draws)

@@ -27,11 +27,9 @@ from dropbayes.predictive.mixtures import Mixture
 
 _ANCHORS = 1024
 _PRINCIPAL_ROWS = 5000
-# The fewest rows of a gap that tell a deviation, and the least share of them beyond the reach.
-_MIN_ROWS, _MIN_SHARE = 20, 0.1
+_MIN_ROWS, _MIN_SHARE = 20, 0.1  # of a gap: fewer tell no deviation; the least share of them beyond the reach
 _GROWTHS = torch.cat([torch.zeros(1), torch.logspace(-2, 1, 25)]).double()
-# The share of the variance that widens each component rather than moving it, so that few draws make a smooth density.
-_SMOOTHED = 1 / 16
+_SMOOTHED = 1 / 16  # of the variance widens each component instead of moving it: few draws make a smooth density
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 

@@ -139,12 +139,10 @@ def _as_json(value: Any) -> Any:
     match value:
         case dict():
             return {key: _as_json(item) for key, item in value.items()}
-        case tuple():
+        case tuple() | np.ndarray():
             return {"tuple": [_as_json(item) for item in value]}
         case list():
             return [_as_json(item) for item in value]
-        case np.ndarray():
-            return _as_json(tuple(value.tolist()))
         case torch.device():
             return str(value)
         case np.generic():

@@ -17,8 +17,7 @@ from dropbayes.runtime.validation import Numbers
 
 _MAX_BINS = 16
 _ROWS_PER_BIN = 20
-# A column of at most so many values has a bin between any two, in tables of at most so many columns.
-_CODES, _CODED_COLUMNS = 6, 64
+_CODES, _CODED_COLUMNS = 6, 64  # a column of so few values has a bin between any two, in tables of so few columns
 
 
 @dataclass(frozen=True, eq=False)

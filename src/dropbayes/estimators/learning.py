@@ -25,12 +25,9 @@ from dropbayes.runtime.devices import cpu_threads
 from dropbayes.runtime.progress import ProgressBar
 from dropbayes.runtime.validation import check_choice
 
-# A search on more rows takes longer and rarely changes the choice.
-_SEARCH_ROWS = 50_000
-# The window, in rows, of the running noise estimate of `partial_fit`.
-_REMEMBERED_ROWS = 1000
-# Tensor operations of the search on fewer values are no faster with a second thread.
-_ONE_THREAD_SIZE = 2**18
+_SEARCH_ROWS = 50_000  # a search on more takes longer and rarely changes the choice
+_REMEMBERED_ROWS = 1000  # the window of the running noise estimate of `partial_fit`
+_ONE_THREAD_SIZE = 2**18  # tensor operations of the search on fewer values are no faster with a second thread
 _REMEDY = 'Set `missing="learn"` to learn from rows with missing inputs, or leave those rows out.'
 
 

@@ -23,17 +23,13 @@ from torch import Tensor
 from dropbayes.estimators.extrapolation import normal_scores
 from dropbayes.predictive import Mixture, draw_mean
 
-# The candidate penalties on the squared weights of log σ, in nats; the last makes σ constant.
-PENALTIES = (0.1, 1.0, 10.0, 1e4)
-# Student's t has a variance above 2 degrees of freedom; from 3 on it is at most three times the squared scale.
-MIN_FREEDOM = 3.0
+PENALTIES = (0.1, 1.0, 10.0, 1e4)  # tried on the squared weights of log σ, in nats; the last makes σ constant
+MIN_FREEDOM = 3.0  # from here on the variance of Student's t is at most three times the squared scale
 _HIDDEN = 16
 _LEARNED = ("first", "first_bias", "second", "second_bias", "log_shrink", "raw_spread", "log_freedom")
-# log(ν - 3) of the Student's t that stands for a Gaussian in a fit: their distribution functions differ by 1/(4ν).
-_LIGHT_TAILS = math.log(1000.0)
+_LIGHT_TAILS = math.log(1000.0)  # log(ν - 3) of a t that stands for a Gaussian: their distributions differ by 1/(4ν)
 _FOLDS = 3
-# With more rows, one held-out third separates the penalties as well as three folds.
-_MANY_ROWS = 1000
+_MANY_ROWS = 1000  # of more, one held-out third separates the penalties as well as three folds
 _LEARNING_RATE, _BETAS = 0.05, (0.9, 0.99)
 _TOLERANCE = 2.0  # standard errors by which a weaker penalty must be better
 _FEATURE_LIMIT = 4.0  # in standard deviations: features are clipped here, which limits extrapolation

@@ -10,8 +10,7 @@ from sklearn.base import BaseEstimator
 from dropbayes.population import Member
 from dropbayes.runtime.validation import check_choice
 
-# From this many rows on, one split with a fifth held out replaces the folds, and fewer networks are trained.
-MANY_ROWS = 2000
+MANY_ROWS = 2000  # from here on one split with a fifth held out replaces the folds, and fewer networks are trained
 FOLDS = 5
 # The drop probability of the inputs, that of all other layers, and the fraction of the steps: a short training costs
 # little and also guards against over-fitting.
@@ -23,22 +22,17 @@ class Effort:
     """The settings of a search, which do not depend on the table."""
 
     candidates: tuple[Candidate, ...]
-    # Candidates that see the bins of the columns too: better where the target jumps or bends, worse where it is smooth.
-    binned: tuple[Candidate, ...] = ()
-    # Candidates that learn what a Gaussian process leaves; without any, no process is fitted.
-    offset: tuple[Candidate, ...] = ()
+    binned: tuple[Candidate, ...] = ()  # that see bins of the columns too: better where the target jumps or bends
+    offset: tuple[Candidate, ...] = ()  # that learn what a Gaussian process leaves; without any, none is fitted
     n_finalists: int = 0  # the best candidates, which are trained again for all steps
     hidden: tuple[int, ...] = (48, 48)  # widths: multiples of 16 fill a processor's vectors (50 takes as long as 64)
     wide_rows: int = 10**9  # from so many rows on, the hidden layers are twice as wide
     learning_rate: float = 0.01  # that of Adam at first; it decays to zero along a cosine
-    # The decay rates of Adam's moments. A second moment that forgets sooner saves a third of the steps.
-    betas: tuple[float, float] = (0.9, 0.999)
-    # The number of rows per step from 3,000 rows on. Steps of 256 rows rather than 128 are half as many, at a learning
-    # rate greater by the root of two.
+    betas: tuple[float, float] = (0.9, 0.999)  # of Adam: a second that forgets sooner saves a third of the steps
+    # Rows per step from 3,000 rows on: steps of 256 are half as many, at a rate greater by the root of two.
     large_batch: int = 128
     weight_decays: tuple[float, ...] = (1e-6,)  # λ, relative to half the mean squared error of standardised targets
-    # A network is trained for `steps` + `steps_per_row` · N steps, at most `max_steps` unless the epochs need more.
-    steps: int = 2000
+    steps: int = 2000  # of a network, + `steps_per_row` · N, at most `max_steps` unless the epochs need more
     steps_per_row: float = 0.0
     max_steps: int = 10**9
     bin_inputs: int = 32  # the maximum number of inputs from the bins of all columns
@@ -47,8 +41,7 @@ class Effort:
     large_networks: int = 6  # the same from 2,000 rows on, where a network more costs most and adds least
     search_draws: int = 32  # per network and held-out row, in the choice among candidates
     noise_draws: int = 8  # per member and held-out row, to which the noise model is fitted
-    # The steps of the noise model's fit, at least 100 for more than 1,000 rows of a large table; more over-fit a few
-    # hundred held-out rows.
+    # Of the noise model, at least 100 for more than 1,000 rows of a large table; more over-fit a few hundred rows.
     noise_steps: int = 50
     noise_rows: int = 2000  # the maximum number of held-out rows to which the noise model is fitted
     n_trees: int = 0  # of the forest of each fold beside the networks

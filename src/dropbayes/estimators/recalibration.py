@@ -20,8 +20,7 @@ Method = Literal["scale", "isotonic", "conformal"]
 
 _MIN_ROWS = 20  # With fewer rows, the map fits their noise.
 _MAX_VALUES = 5000  # Values stored per map; more would change no level by 1/5000.
-# The rows that the prior on a factor counts for, and the largest factor either way.
-_PRIOR_ROWS, _MAX_FACTOR = 5, 20.0
+_PRIOR_ROWS, _MAX_FACTOR = 5, 20.0  # that the prior on a factor counts for, and the largest factor either way
 _POOL_ROWS = 0.3  # Those that the prior on the weights of a pool counts for; more cost tables of thousands of rows.
 _MIN_TEMPERATURE = 0.5  # Held-out rows without errors would give temperature 0.
 
@@ -184,13 +183,9 @@ def with_recalibration(estimator: Any, recalibration: Recalibration | None) -> A
 
 
 def fit_recalibration(estimator: Any, X: Any, y: Any, *, method: Method = "scale") -> Recalibration:
-    """Fits a recalibration to held-out rows.
+    """Fits a recalibration to the inputs and the outcomes of rows that an estimator was not fitted to.
 
-    Args:
-        estimator: A fitted `DropoutRegressor` of one output, or a `DropoutClassifier`.
-        X: The inputs of rows that it was not fitted to.
-        y: Their outcomes.
-        method: "scale", "isotonic" or "conformal"; see `Recalibration`.
+    It is a fitted `DropoutRegressor` of one output, or a `DropoutClassifier`; see `Recalibration` for the methods.
     """
     with_recalibration(estimator, Recalibration(method, (1.0,), len(y)))  # raises for a method that does not suit
     if len(y) < _MIN_ROWS:

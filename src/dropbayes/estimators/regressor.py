@@ -25,8 +25,7 @@ from dropbayes.population.standardisation import moments
 from dropbayes.runtime.devices import cpu_threads, on_cpu
 from dropbayes.runtime.validation import check_count, row_weights
 
-# The rows of a gap, and the draws for each, to which the spread far from the rows is fitted.
-_GAP_ROWS, _GAP_DRAWS = 1000, 32
+_GAP_ROWS, _GAP_DRAWS = 1000, 32  # of a gap, and draws for each, to which the spread far from the rows is fitted
 _GREEDY_ROWS = 50  # fewer held-out rows do not show which forest is better
 _MAX_BOOSTED = 64  # columns: of more, boosted trees would take as long as all else
 

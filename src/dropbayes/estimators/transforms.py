@@ -25,8 +25,7 @@ from dropbayes.runtime.validation import Array, check_choice, float_tensor
 
 TRANSFORMS = ("none", "log", "arcsinh")  #: The names of the transforms; "none" leaves the targets as they are.
 
-# Nodes of the integral in the CRPS besides those at jumps and at the outcome, and their reach in deviations of z.
-_CRPS_NODES, _CRPS_REACH = 401, 10.0
+_CRPS_NODES, _CRPS_REACH = 401, 10.0  # besides nodes at jumps and at the outcome; in deviations of z
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from dropbayes.population.records import Population, select
 from dropbayes.runtime.validation import check_count, finite_tensor, row_weights
 from dropbayes.sampling import Moments
 
-# Mask elements at a time: enough to fill the device, few enough for its cache (CPU) or memory (CUDA).
-_ELEMENTS = {"cpu": 2**19, "cuda": 2**27}
+_ELEMENTS = {"cpu": 2**19, "cuda": 2**27}  # of masks at a time: they fill the device, but not its cache or memory
 
 
 @dataclass(frozen=True, eq=False)

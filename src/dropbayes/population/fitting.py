@@ -20,8 +20,7 @@ from dropbayes.runtime.validation import check_choice
 # Finished members stay in the stack until this fraction of it is idle: removing them costs a copy, and on a CUDA device
 # a new graph capture.
 _IDLE_SHARE = 0.25
-# Weights of standardised data stay far below this; above it products overflow.
-_MAX_WEIGHT = 1e8
+_MAX_WEIGHT = 1e8  # those of standardised data stay far below; above it products overflow
 
 
 def train(

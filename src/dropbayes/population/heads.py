@@ -16,10 +16,8 @@ class Head:
     """
 
     name: ClassVar[str] = "gaussian"
-    has_noise: ClassVar[bool] = True
-    """Whether targets are numbers, standardised in training, with a noise whose precision τ can be fitted."""
-    per_output: ClassVar[int] = 1
-    """The units of the last layer for each output (or class)."""
+    has_noise: ClassVar[bool] = True  #: Whether targets are numbers, standardised, with a noise whose τ can be fitted.
+    per_output: ClassVar[int] = 1  #: The units of the last layer for each output (or class).
 
     def columns(self, y: Any) -> Tensor:
         """Targets as `[row, output]`."""

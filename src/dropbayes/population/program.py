@@ -19,8 +19,7 @@ from dropbayes.runtime.devices import capture_graph
 
 ADAM_BETAS, ADAM_EPSILON = (0.9, 0.999), 1e-8  # Kingma and Ba (2015), the settings of the reference implementation
 CONCRETE_TEMPERATURE = 0.1  # Gal, Hron and Kendall (2017)
-# The noise that learned drop probabilities assume when a member states none: a tenth of the targets' variance.
-_CONCRETE_PRECISION = 10.0
+_CONCRETE_PRECISION = 10.0  # of members that learn drop probabilities and state none: noise of a tenth of the variance
 _BLOCK_ELEMENTS = 2**19  # of the masks of one layer that are made at once
 
 
@@ -155,8 +154,7 @@ class Program:
         self.parameters, self._gradients, self._moments, self._updates = map(self.views, vectors)
         self.weights = self.parameters[: self.n_layers]
         self.biases = self.parameters[self.n_layers : 2 * self.n_layers]
-        # Whether any member drops units before each weight layer.
-        self.has_dropout = [self.learn_drop_prob or bool(p.any()) for p in stack.drop_prob.T]
+        self.has_dropout = [self.learn_drop_prob or bool(p.any()) for p in stack.drop_prob.T]  # before each layer
         n_members, is_cuda, learned = len(stack.rows), self.vector.is_cuda, self.learn_drop_prob
         # The batches and masks of some steps are made at once: of a few members, a step's are not worth their calls.
         elements = n_members * self.batch_size * max(self.widths[:-1])
@@ -265,8 +263,7 @@ class Program:
         current = map(self._current_values, (self.chunk.positions, self.chunk.counts))
         positions, counts = (values.index_select(1, self.stack.size_group) for values in current)
         chosen = self.stack.rows.gather(1, positions.transpose(0, 1).flatten(1))
-        # Indexing by a matrix takes twice as long.
-        flat, shape = chosen.flatten(), (len(chosen), -1, self.batch_size)
+        flat, shape = chosen.flatten(), (len(chosen), -1, self.batch_size)  # indexing by a matrix takes twice as long
         x, y, weight = (values.index_select(0, flat).view(*shape, *values.shape[1:]) for values in self.data)
         share = (weight / counts.T[..., None])[..., None]
         masks = [self._mask(layer) if dropped else None for layer, dropped in enumerate(self.has_dropout)]

@@ -10,10 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# A word is 16 bits: a mask element is dropped when its word lies below the threshold.
-WORD_VALUES = 2**16
-# The words and row orders of this many steps are drawn at once; part of the definition of a seed's masks.
-STEPS_PER_CHUNK = 64
+WORD_VALUES = 2**16  # a word is 16 bits: a mask element is dropped when its word lies below the threshold
+STEPS_PER_CHUNK = 64  # whose words and row orders are drawn at once; part of the definition of a seed's masks
 
 
 class Stream(enum.IntEnum):

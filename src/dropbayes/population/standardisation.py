@@ -11,8 +11,7 @@ from dropbayes.population.heads import Head
 from dropbayes.population.records import Population, Task
 from dropbayes.runtime.validation import row_weights
 
-# A column whose deviation is this small relative to its mean varies by rounding errors only.
-_CONSTANT = 1e-10
+_CONSTANT = 1e-10  # a column whose deviation is this small relative to its mean varies by rounding errors only
 MOMENTS = ("x_mean", "x_scale", "y_mean", "y_scale")
 
 

@@ -1,7 +1,6 @@
 """The command line: fit, predict, evaluate, calibrate, explain, report, serve, demo, page.
 
-Exit codes: 0 success, 1 failure (data, model, disk), 2 wrong usage, 130 interrupted. Nothing heavy is imported before a
-command needs it.
+Nothing heavy is imported before a command needs it.
 """
 
 import contextlib
@@ -28,7 +27,7 @@ __all__ = ["main"]
 app = typer.Typer(
     name="dropbayes",
     help="How sure is my network? Fit dropout networks to tables, and predict with honest uncertainty.",
-    epilog="Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted.",
+    epilog="Exit codes: 0 success, 1 failure (data, model, disk), 2 wrong usage, 130 interrupted.",
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

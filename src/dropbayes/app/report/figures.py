@@ -9,8 +9,7 @@ from dropbayes.app.report.svg import Axis, Figure
 from dropbayes.runtime.formatting import percent, printable_name
 from dropbayes.runtime.validation import Numbers
 
-MAX_POINTS, MAX_CONFUSION = 1500, 20
-"""The maximum number of points in a scatter or of vertices in a band, and of classes in a confusion matrix."""
+MAX_POINTS, MAX_CONFUSION = 1500, 20  #: Of points in a scatter or vertices in a band; of classes in a confusion matrix.
 
 _DIAGONAL = np.array([0.0, 1.0])
 
@@ -77,8 +76,7 @@ def _band_along(x: Numbers, feature: int, inputs: ReportInputs, measured: Regres
     years = svg.round_ticks(*ends)
     days = None if date is None or all(t == round(t) for t in years) else [(t, date.text(t)) for t in years]
     x_axis = Axis(*ends, inputs.names[feature] if date is None else date.title, ticks=days)
-    # No thousands marks: a number may be a year.
-    places = [date.text(p) if date else f"{p:.6g}".replace("-", "−") for p in band]
+    places = [date.text(p) if date else f"{p:.6g}".replace("-", "−") for p in band]  # no marks: it may be a year
     facts = _widening(band, places, outer[1] - outer[0], *(where for where, _ in known))
     return Figure("band", x_axis, y_axis, marks, facts={"along": x_axis.label, "known": bool(known), **facts})
 

@@ -41,8 +41,7 @@ def round_ticks(low: float, high: float, *, max_ticks: int = 6) -> list[float]:
         unit = step * 10.0**exponent
         first, last = math.ceil(low / unit - 1e-9), math.floor(high / unit + 1e-9)
         if last - first + 1 <= max_ticks:
-            # Decimal rounding: 3 * 0.1 is to be 0.3.
-            return [round(k * unit, max(0, -exponent)) for k in range(first, last + 1)]
+            return [round(k * unit, max(0, -exponent)) for k in range(first, last + 1)]  # 3 * 0.1 is to be 0.3
     raise AssertionError("a thousandfold step leaves no tick")  # pragma: no cover
 
 

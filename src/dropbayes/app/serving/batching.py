@@ -17,8 +17,7 @@ from starlette.exceptions import HTTPException
 from dropbayes.app.models.predictor import Predictor
 from dropbayes.runtime.validation import NumpyArray
 
-# Draws of a batch: some tenths of a second on one core, so that the next request need not wait for longer.
-_BATCH_DRAWS = 2**18
+_BATCH_DRAWS = 2**18  # some tenths of a second on one core, so that the next request need not wait for longer
 _MIN_ROWS = 16
 
 

@@ -11,8 +11,7 @@ NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"  #: A number as 
 
 _SIGN = "(?:[$€£¥₹₩₽₺฿]|USD|EUR|GBP|JPY|CHF|CNY|INR|AUD|CAD|SEK|NOK|DKK|PLN)"
 _PLUS_MINUS = "[+\u2212-]?"  # the second is the minus sign of typesetters
-# Spaces that people and programs set between thousands: the plain one, no-break, narrow no-break and thin.
-_SPACE = "[ \u00a0\u202f\u2009]"
+_SPACE = "[ \u00a0\u202f\u2009]"  # between thousands: the plain one, no-break, narrow no-break and thin
 
 
 @dataclass(frozen=True)

@@ -44,12 +44,9 @@ class Column:
     @property
     def inputs(self) -> tuple[str, ...]:
         """The names of the inputs it becomes."""
-        names: tuple[str, ...] = (self.name,)
-        if self.kind == "category":
-            names = tuple(f"{self.name} = {text}" for text in self.categories)
-        elif self.kind == "date":
-            names = tuple(f"{self.name}: {name}" for part in self.parts for name in PARTS[part])
-        return (*names, f"{self.name} is missing") if self.flagged else names
+        levels = [f"{self.name} = {text}" for text in self.categories]
+        places = [f"{self.name}: {name}" for part in self.parts for name in PARTS[part]]
+        return (*(levels or places or [self.name]), *[f"{self.name} is missing"] * self.flagged)
 
 
 @dataclass(frozen=True)
