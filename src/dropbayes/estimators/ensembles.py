@@ -229,14 +229,8 @@ class RegressionEnsemble(Ensemble):
     """An ensemble that predicts numbers."""
 
     saved_as = "DropoutRegressor"
-    records: ClassVar[dict[str, tuple[str, Any]]] = {
-        **Ensemble.records,
-        "noise_": ("noise", StudentNoise),
-        "extrapolation_": ("distance", Extrapolation),
-        "bounds_": ("bounds", Bounds),
-        "process_": ("process", Process),
-        "atoms_": ("atoms", Atoms),
-    }
+    records = Ensemble.records | {"noise_": ("noise", StudentNoise), "extrapolation_": ("distance", Extrapolation)}
+    records |= {"bounds_": ("bounds", Bounds), "process_": ("process", Process), "atoms_": ("atoms", Atoms)}
     noise: str
     noise_: StudentNoise | None
     extrapolation_: Extrapolation | None = None
@@ -461,13 +455,9 @@ class ClassEnsemble(Ensemble):
         return np.searchsorted(self.classes_, labels)
 
     def _class_state(self) -> dict[str, Any]:
-        dates = self.classes_.dtype.kind in "mM"  # not representable in JSON
-        return {
-            "classes": self.classes_.astype(np.int64 if dates else self.classes_.dtype).tolist(),
-            "classes_dtype": self.classes_.dtype.str,
-            "class_shares": self.class_shares_.tolist(),
-            "temperature": self.temperature_,
-        }
+        classes = self.classes_.astype(np.int64) if self.classes_.dtype.kind in "mM" else self.classes_  # for JSON
+        learned = {"class_shares": self.class_shares_.tolist(), "temperature": self.temperature_}
+        return {"classes": classes.tolist(), "classes_dtype": self.classes_.dtype.str, **learned}
 
     def _set_class_state(self, settings: dict[str, Any]) -> None:
         dtype, classes = np.dtype(settings["classes_dtype"]), settings["classes"]

@@ -82,9 +82,8 @@ def _restore(kind: Any, file: storage.ModelFile) -> Any:
     estimator.search_scores_ = np.asarray([-np.inf if s is None else s for s in settings["search_scores"]])
     vars(estimator).update({name: float(settings[name]) for name in _SCORES if settings.get(name) is not None})
     missing, bins = settings["missing"], settings["bins"]
-    estimator.missing_values_ = missing and MissingValues(
-        np.asarray(missing["fill"], dtype=np.float64), np.asarray(missing["columns"], dtype=np.int64)
-    )
+    missing = missing and (np.array(missing["fill"], np.float64), np.array(missing["columns"], np.int64))
+    estimator.missing_values_ = missing and MissingValues(*missing)
     estimator.frame_columns_ = None
     if settings.get("columns"):
         from dropbayes.estimators.columns.schema import from_json

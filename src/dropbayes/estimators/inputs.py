@@ -75,9 +75,6 @@ class Bins:
 
     def encode(self, x: Numbers) -> Numbers:
         """The columns, followed by the inputs of their bins."""
-        pieces = [
-            np.clip((column[:, None] - edges[:-1]) / np.diff(edges), 0.0, 1.0)
-            for column, edges in zip(x.T, self.edges, strict=True)
-            if len(edges)
-        ]
-        return np.column_stack([x, *pieces]) if pieces else x
+        columns = zip(x.T[:, :, None], self.edges, strict=True)
+        pieces = [np.clip((column - edges[:-1]) / np.diff(edges), 0.0, 1.0) for column, edges in columns]
+        return np.column_stack([x, *pieces])

@@ -95,10 +95,7 @@ class Process:
         return mean, variance.clamp_min(_JITTER).sqrt()
 
     def errors(self) -> tuple[Tensor, Tensor]:
-        """The errors of the anchors' targets and their deviations, in the way of `leave_one_out`.
-
-        Anchors belong to the first and the second half in turn.
-        """
+        """The error and its deviation, as in `leave_one_out`, of each anchor; these belong to the halves in turn."""
         number = torch.arange(len(self.anchors))
         other = 1 - number % 2
         # Too inexact for predictions, where a smooth relation without noise is learned.

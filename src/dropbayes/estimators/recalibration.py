@@ -54,9 +54,7 @@ def tempered(logits: Tensor, temperature: float, shares: np.ndarray, shift: Tens
     return torch.log_softmax(centre + (logits - centre) / temperature + shift, -1)
 
 
-def class_log_probabilities(
-    logits: Tensor, temperature: Any, shares: np.ndarray, shift: Tensor | float = 0.0
-) -> Tensor:
+def class_log_probabilities(logits: Tensor, temperature: Any, shares: np.ndarray, shift: Tensor | float = 0) -> Tensor:
     """The log-probabilities `[row, class]` of the mean over draws, tempered, from their logits `[draw, row, class]`."""
     return tempered(logits, temperature, shares, shift).logsumexp(0) - math.log(len(logits))
 

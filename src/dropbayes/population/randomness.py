@@ -90,8 +90,6 @@ def chunk_of(chunk: int, batch_size: int, sizes: Sequence[int], widths: Sequence
     """The dithers `[step, layer]`, positions, row counts and words `[step, row, unit]` by layer of a chunk of steps."""
     source = generator(Stream.DITHERS, chunk)
     dithers = torch.rand(STEPS_PER_CHUNK, len(widths) - 1, generator=source, dtype=torch.float64)
-    shared = [
-        words((STEPS_PER_CHUNK, batch_size, width), generator(Stream.SHARED_WORDS, chunk, layer))
-        for layer, width in enumerate(widths[:-1])
-    ]
+    sources = [generator(Stream.SHARED_WORDS, chunk, layer) for layer in range(len(widths) - 1)]
+    shared = [words((STEPS_PER_CHUNK, batch_size, n), own) for n, own in zip(widths[:-1], sources, strict=True)]
     return [dithers, *batches(chunk, batch_size, sizes, max(sizes)), *shared]

@@ -13,8 +13,10 @@ import time
 from collections.abc import Iterator
 from typing import BinaryIO
 
+AnyPath = str | os.PathLike[str]
 
-def check_output(path: str | os.PathLike[str]) -> None:
+
+def check_output(path: AnyPath) -> None:
     """Raises OSError unless a file can be at the path: before long work, so that its result is not lost."""
     path = pathlib.Path(path)
     if path.is_dir():
@@ -26,13 +28,13 @@ def check_output(path: str | os.PathLike[str]) -> None:
         raise PermissionError(f"the folder {str(path.parent)!r} cannot be written to; choose another.")
 
 
-def digest(path: str | os.PathLike[str]) -> str:
+def digest(path: AnyPath) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextlib.contextmanager
-def replacement(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+def replacement(path: AnyPath) -> Iterator[BinaryIO]:
     """A binary file to write that replaces `path` when the context ends without an exception.
 
     A reader finds the old file or the new one, never a part: the temporary file has a unique name in the same folder,
@@ -65,7 +67,7 @@ def replacement(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 @contextlib.contextmanager
-def folder_replacement(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
+def folder_replacement(path: AnyPath) -> Iterator[pathlib.Path]:
     """A new folder to fill that replaces the folder `path` when the context ends without an exception.
 
     Both change places in one step where the system can, whatever signal ends the process. Permissions and links stay.
@@ -122,10 +124,10 @@ def _remove_abandoned(path: pathlib.Path) -> None:
                 shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
 
-def write_bytes(path: str | os.PathLike[str], contents: bytes) -> None:
+def write_bytes(path: AnyPath, contents: bytes) -> None:
     with replacement(path) as file:
         file.write(contents)
 
 
-def write_text(path: str | os.PathLike[str], text: str) -> None:
+def write_text(path: AnyPath, text: str) -> None:
     write_bytes(path, text.encode())

@@ -27,7 +27,7 @@ _PLAIN = (bool, int, float, str, tuple, type(None))
 class Checkpoint:
     """The file that a run is saved in and resumed from."""
 
-    path: str | os.PathLike[str]
+    path: files.AnyPath
     every: int = 1  # epochs between two saves
 
     def __post_init__(self) -> None:
@@ -61,9 +61,7 @@ class Run:
     start: str = ""  # the fingerprint of the weights that the run began with
 
 
-def save(
-    path: str | os.PathLike[str], net: nn.Module, optimizer: torch.optim.Optimizer, run: Run, *, fingerprint: str
-) -> None:
+def save(path: files.AnyPath, net: nn.Module, optimizer: torch.optim.Optimizer, run: Run, *, fingerprint: str) -> None:
     states = {"fingerprint": fingerprint, "net": net.state_dict(), "optimizer": optimizer.state_dict()}
     buffer = io.BytesIO()
     torch.save({**states, "run": {**vars(run), "history": vars(run.history)}}, buffer)
@@ -72,7 +70,7 @@ def save(
 
 
 def load(
-    path: str | os.PathLike[str], net: nn.Module, optimizer: torch.optim.Optimizer, *, fingerprint: str, epochs: int
+    path: files.AnyPath, net: nn.Module, optimizer: torch.optim.Optimizer, *, fingerprint: str, epochs: int
 ) -> Run:
     """The run as its checkpoint left it, network and optimiser included, or a new one if there is no such file.
 

@@ -55,10 +55,8 @@ def run(folder: pathlib.Path, terminal: Console) -> None:
     try:
         case = carbon_dioxide()
     except ModuleNotFoundError:
-        terminal.print(
-            "statsmodels, which carries the CO₂ series, is not installed: scikit-learn's diabetes table takes its "
-            "place. (pip install statsmodels for the series.)"
-        )
+        terminal.print("statsmodels, which carries the CO₂ series, is not installed (pip install statsmodels):")
+        terminal.print("scikit-learn's diabetes table takes its place.")
         case = diabetes()
     every, n_rows = case.columns | {case.target: case.truth}, int((case.parts == "trained on").sum())
     settings = {**case.settings, "device": "cpu", "random_state": 0}
@@ -149,10 +147,9 @@ def _result(model: Model, case: Case) -> str:
     x, truth = case.rows("held out")
     measured = measure(model.ensemble, x, truth, in_series=case.along is not None)
     rmse, half, most = (measured.scores[name].value for name in ("rmse", "coverage_50", "coverage_95"))
-    return (
-        f"On the {len(x)} rows held out the error is {rmse:.2f} (RMS). {percent(half)} of them lie in their "
-        f"50 % interval and {percent(most)} in their 95 % interval. {measured.agreement.sentence}{case.remark}\n"
-    )
+    error = f"On the {len(x)} rows held out the error is {rmse:.2f} (RMS)."
+    covered = f"{percent(half)} of them lie in their 50 % interval and {percent(most)} in their 95 % interval."
+    return f"{error} {covered} {measured.agreement.sentence}{case.remark}\n"
 
 
 def _page(model: Model, case: Case) -> str:

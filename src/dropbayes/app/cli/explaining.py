@@ -51,10 +51,8 @@ def column_lines(rows: TrainingRows) -> Iterator[RenderableType]:
     sizes = [count(len(rows.x), "row"), count(len(schema.columns), "column"), count(len(schema.inputs), "input")]
     dropped = f"; {count(rows.n_dropped, 'row')} without a target dropped" if rows.n_dropped else ""
     yield f"{', '.join(sizes)}{dropped}\n"
-    lines = [
-        [c.name, c.kind, str(len(c.inputs)), f"{rows.missing[c.name]:,}" if rows.missing.get(c.name) else "", _read(c)]
-        for c in schema.columns
-    ]
+    missing = {name: f"{n:,}" for name, n in rows.missing.items() if n}
+    lines = [[c.name, c.kind, str(len(c.inputs)), missing.get(c.name, ""), _read(c)] for c in schema.columns]
     lines += [[name, "left out", "0", "", reason] for name, reason in schema.left_out.items()]
     shown: list[list[str]] = []
     for _, run in itertools.groupby(lines, key=lambda line: line[1:]):

@@ -15,6 +15,7 @@ port = functools.partial(typer.Option, min=0, max=65535, metavar="N")
 file = functools.partial(typer.Option, metavar="FILE")
 output = functools.partial(file, "--out", "--output", "-o")
 flag = functools.partial(typer.Option, metavar="")
+data = functools.partial(typer.Argument, metavar="DATA")
 
 
 def numbers(text: str) -> list[float]:
@@ -84,11 +85,8 @@ Delimiter = Annotated[
     ),
 ]
 Encoding = Annotated[str | None, typer.Option(help="Encoding of a CSV file, such as cp1252.", metavar="NAME")]
-Data = Annotated[
-    str,
-    typer.Argument(metavar="DATA", help="A CSV (also compressed) or Parquet file; - reads CSV from standard input."),
-]
-Outcomes = Annotated[str, typer.Argument(metavar="DATA", help="A CSV or Parquet file that includes the target column.")]
+Data = Annotated[str, data(help="A CSV (also compressed) or Parquet file; - reads CSV from standard input.")]
+Outcomes = Annotated[str, data(help="A CSV or Parquet file that includes the target column.")]
 ModelFolder = Annotated[str, typer.Argument(metavar="MODEL", help="The folder that `dropbayes fit` wrote.")]
 Draws = Annotated[int | None, count(help="Draws per network; by default as many as the model was fitted with.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of the draws; by default that of the fit.", min=0, metavar="N")]

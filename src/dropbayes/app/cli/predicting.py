@@ -177,16 +177,12 @@ def evaluate(
     def lines() -> Iterator[RenderableType]:
         sizes = f"{count(n_rows, 'row')}, {count(n_draws, 'draw')}"
         yield f"{bold(fitted.schema.target)} in {escaped(source.label)}: {sizes}\n"
-        cells = [
-            [
-                one.score.label,
-                plain_number(one.value),
-                "" if one.error is None else plain_number(one.error, digits=2),
-                plain_number(constant[name]) if name in constant else "",
-                one.meaning + (some if name == "crps" else ""),
-            ]
-            for name, one in scores.items()
-        ]
+        cells = []
+        for name, one in scores.items():
+            error = plain_number(errors[name], digits=2) if name in errors else ""
+            alike = plain_number(constant[name]) if name in constant else ""
+            meaning = one.meaning + (some if name == "crps" else "")
+            cells.append([one.score.label, plain_number(one.value), error, alike, meaning])
         yield table("", ["score", "value", "±", "constant", "meaning"], cells, numbers=(1, 2, 3))
         what = "mean and standard deviation" if regression else "class shares"
         yield f"\n± one standard error; constant: the {what} of these very outcomes, predicted for every row"
@@ -198,7 +194,7 @@ def evaluate(
 
 def calibrate(
     model: options.ModelFolder,
-    data: Annotated[str | None, typer.Argument(metavar="DATA", help="Held-out rows with the target column.")] = None,
+    data: Annotated[str | None, options.data(help="Held-out rows with the target column.")] = None,
     method: Annotated[
         Literal["scale", "isotonic", "conformal", "none"], typer.Option(help="How to correct; none takes it back.")
     ] = "scale",
@@ -306,7 +302,7 @@ def report(
 
 def explain(
     model: options.ModelFolder,
-    data: Annotated[str | None, typer.Argument(metavar="[DATA]", help="A CSV or Parquet file of rows.")] = None,
+    data: Annotated[str | None, options.data(metavar="[DATA]", help="A CSV or Parquet file of rows.")] = None,
     rows: Annotated[int | None, options.count(help="Rows to explain, the least sure ones; 5 by default.")] = None,
     background: Annotated[
         str | None, options.file(help="Rows to compare with, such as those of training; by default a typical one.")

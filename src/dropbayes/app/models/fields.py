@@ -96,12 +96,9 @@ def _moments(mixture: Mixture, coverage: float) -> dict[str, NumpyArray]:
 def _information(probabilities: Tensor) -> dict[str, NumpyArray]:
     """The most probable class of each row, all class probabilities, entropy and mutual information."""
     mean = draw_mean(probabilities)
-    return {
-        "predicted": mean.argmax(-1).numpy(),
-        "probabilities": mean.numpy(),
-        "entropy": information.entropy(mean).numpy(),
-        "mutual_information": information.mutual_information(probabilities).numpy(),
-    }
+    values = {"predicted": mean.argmax(-1), "probabilities": mean, "entropy": information.entropy(mean)}
+    values["mutual_information"] = information.mutual_information(probabilities)
+    return {name: value.numpy() for name, value in values.items()}
 
 
 Judged = tuple[NumpyArray, NumpyArray, Callable[[int], str]]

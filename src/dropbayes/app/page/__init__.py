@@ -45,10 +45,8 @@ def content_policy(*, script: str, style: str) -> str:
     def digest(text: str) -> str:
         return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
 
-    return (
-        f"default-src 'none'; script-src {digest(script)}; style-src {digest(style)}; worker-src blob:; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
-    )
+    sources = f"script-src {digest(script)}; style-src {digest(style)}; worker-src blob:; img-src data:"
+    return f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"
 
 
 def page_html() -> str:
@@ -59,12 +57,8 @@ def page_html() -> str:
     for text, end in ((script, "</script"), (style, "</style")):
         if end in text.lower():
             raise ValueError(f"the page's sources must not contain {end!r}: it would end their element.")
-    parts = {
-        "policy": content_policy(script=script, style=style),
-        "style": style,
-        "script": script,
-        "weights": base64.b64encode((web / "lenet.safetensors").read_bytes()).decode(),
-    }
+    parts = {"policy": content_policy(script=script, style=style), "style": style, "script": script}
+    parts["weights"] = base64.b64encode((web / "lenet.safetensors").read_bytes()).decode()
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], (web / "page.html").read_text(encoding="utf-8"))
 
 

@@ -34,11 +34,8 @@ _HEADER_SECONDS = 20.0  # that the head of a request may take, or the rest of a 
 def serve(settings: Settings, *, announce: Callable[[str, ServedModel], None] = lambda url, model: None) -> None:
     """Serves models until the process is signalled to stop (SIGTERM, SIGINT), then finishes the requests under way.
 
-    Calls `announce` with the address and each model once the port is open.
-
-    Raises:
-        ValueError: A folder holds no model that can be served, or two have the same name.
-        OSError: A folder cannot be read, or the port is taken.
+    Calls `announce` with the address and each model once the port is open. Raises ValueError where a folder holds no
+    model that can be served or two have the same name, and OSError where one cannot be read or the port is taken.
     """
     models = {model.name: model for model in map(ServedModel.load, settings.paths)}
     if len(models) < len(settings.paths):

@@ -202,15 +202,13 @@ class _CsvSource(Source):
         if not self._has_rows or self._raw.closed:
             return
         self._raw.seek(0)
-        last_cell, n_rows = "", 0
+        last_cell, n_rows, texts = "", 0, dict.fromkeys(self._raw_names, pa.string())
         with self._explained():
             reader = arrow_csv.open_csv(
                 pa.input_stream(self._raw, compression=self._compression),
                 read_options=arrow_csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
                 parse_options=arrow_csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
-                convert_options=arrow_csv.ConvertOptions(
-                    column_types=dict.fromkeys(self._raw_names, pa.string()), strings_can_be_null=False
-                ),
+                convert_options=arrow_csv.ConvertOptions(column_types=texts, strings_can_be_null=False),
             )
             if reader.schema.names != self._raw_names:
                 raise ValueError(f"{self.label}, line 1: the header cannot be read; check its quotation marks.")

@@ -13,7 +13,7 @@ import pyarrow as pa
 from dropbayes.estimators.columns.cells import MISSING, Cells, Place, in_one_case
 from dropbayes.estimators.columns.inference import LeftOut, Problem, as_written, column_of, kind_of
 from dropbayes.estimators.columns.notation import NUMBER, PLAIN, Notation, notation_of
-from dropbayes.estimators.columns.schema import Column, Schema, Task, column_values, encode, list_names
+from dropbayes.estimators.columns.schema import Column, Mask, Schema, Task, column_values, encode, list_names
 from dropbayes.runtime.validation import Numbers, check_choice, quote
 
 
@@ -171,9 +171,7 @@ def _columns(
     return columns, left_out
 
 
-def _targets(
-    cells: Cells, task: Task | None, decimal: str | None
-) -> tuple[Task, npt.NDArray[Any], npt.NDArray[np.bool_], Notation]:
+def _targets(cells: Cells, task: Task | None, decimal: str | None) -> tuple[Task, npt.NDArray[Any], Mask, Notation]:
     """The task, the targets, which rows have one, and how its numbers are written."""
     notation = cells.notation(decimal)
     check_choice("task", task or "regression", ("regression", "classification"))

@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import os
 import pathlib
 import sys
 from collections.abc import Iterable
@@ -26,7 +25,7 @@ def without_formulas(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.Chunked
     return pc.if_else(dangerous, pc.binary_join_element_wise("'", texts, ""), texts)
 
 
-def is_parquet(path: str | os.PathLike[str]) -> bool:
+def is_parquet(path: files.AnyPath) -> bool:
     """Whether a table is written to this path as Parquet, not as CSV; raises ValueError if its name says neither."""
     place = pathlib.Path(path)
     suffix, is_pipe = place.suffix.lower(), place.exists() and not place.is_file() and not place.is_dir()
@@ -37,9 +36,7 @@ def is_parquet(path: str | os.PathLike[str]) -> bool:
     return False
 
 
-def write_tables(
-    path: str | os.PathLike[str], tables: Iterable[pa.Table], *, delimiter: str = ",", decimal: str = "."
-) -> None:
+def write_tables(path: files.AnyPath, tables: Iterable[pa.Table], *, delimiter: str = ",", decimal: str = ".") -> None:
     """Writes tables of the same columns, one after the other, to a CSV or Parquet file; "-" is CSV on standard output.
 
     The file appears under its name once it is whole; an exception, also of the tables, leaves the previous one as it

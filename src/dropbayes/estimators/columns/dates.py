@@ -58,8 +58,7 @@ def are_days(texts: pa.Array, name: str) -> bool:
 def date_format_of(texts: pa.Array) -> str:
     """The format of all texts: "iso", "iso zone", or one of `strptime`; one of the first two for a temporal type.
 
-    Raises:
-        ValueError: They have none in common, or day and month can be exchanged in every row.
+    Raises ValueError where they have none in common, or day and month can be exchanged in every row.
     """
     if pa.types.is_temporal(texts.type):
         return "iso zone" if getattr(texts.type, "tz", None) else "iso"
