@@ -138,9 +138,6 @@ def _best_growth(mixture: Mixture, share: Tensor, y: Tensor, weight: Tensor) -> 
     return _GROWTHS[((densities * weight).sum(1) / weight.sum()).argmax()]
 
 
-# The range of the targets ---------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class Bounds:
     """The range of the training targets, standardised, `[output]`."""

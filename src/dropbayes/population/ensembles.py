@@ -191,9 +191,6 @@ def _score_candidates(
     return trained, by_row(density.nan_to_num(nan=-torch.inf)), by_row(error)
 
 
-# --- the folds --------------------------------------------------------------------------------------------------
-
-
 def random_folds(groups: Tensor, n_folds: int, *, strata: Tensor | None, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
     """Training and held-out rows: `n_folds` disjoint folds of whole groups, or one split with a fifth of them held out.
 

@@ -187,8 +187,6 @@ class Program:
             values.copy_(layers[:, layer, None, None].expand_as(values))
         return vector
 
-    # --- the parameters -------------------------------------------------------------------------------------------
-
     def views(self, vector: Tensor) -> list[Tensor]:
         """A vector of the parameters' length as weights, biases and, if learned, logits."""
         sizes = [math.prod(shape) for shape in self.shapes]
@@ -207,8 +205,6 @@ class Program:
         self._lay_out(Stack(**tree_map_only(Tensor, lambda values: values[index], vars(self.stack))), *state)
         thresholds, rates = self.chunk.thresholds[:, :, index], self.chunk.rates[:, index]
         self.chunk = self.chunk._replace(thresholds=thresholds, rates=rates)
-
-    # --- the steps ------------------------------------------------------------------------------------------------
 
     def run(self, first: int, last: int) -> None:
         """Advances every member from one step to another of the same chunk."""
