@@ -31,8 +31,7 @@ class MissingValues:
     def of(cls, x: Numbers) -> Self:
         """The encoding for training rows."""
         absent = np.isnan(x)
-        count = (~absent).sum(0)
-        return cls(np.where(absent, 0.0, x).sum(0) / np.maximum(count, 1), np.flatnonzero(absent.any(0)))
+        return cls(np.where(absent, 0.0, x).sum(0) / np.maximum((~absent).sum(0), 1), np.flatnonzero(absent.any(0)))
 
     def encode(self, x: Numbers) -> Numbers:
         """The columns filled, followed by the indicators: 1 where a value was missing.

@@ -150,12 +150,11 @@ def _ranks(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _parts(a: Tensor, log_scales: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    n_columns = a.shape[1]
     length, (signal, slope) = log_scales[:-3].exp(), (2 * log_scales[-3:-1]).exp()
     left, right = a / length, b / length
     distance = (left.square().sum(1)[:, None] + right.square().sum(1)).addmm_(left, right.T, alpha=-2)
     smooth = distance.clamp_(0, 1000).mul_(-0.5).exp_().mul_(signal)  # far beyond, denormal numbers are slow
-    return smooth, (a @ b.T).mul_(slope / n_columns)
+    return smooth, (a @ b.T).mul_(slope / a.shape[1])
 
 
 def _factor(covariance: Tensor, log_scales: Tensor, weight: Tensor) -> Tensor:

@@ -17,9 +17,7 @@ from dropbayes.runtime.devices import available_device, flush_denormals, tensor_
 from dropbayes.runtime.progress import ProgressBar
 from dropbayes.runtime.validation import check_choice
 
-# Finished members stay in the stack until this fraction of it is idle: removing them costs a copy, and on a CUDA device
-# a new graph capture.
-_IDLE_SHARE = 0.25
+_IDLE_SHARE = 0.25  # of the stack, before finished members leave it: that costs a copy, on a GPU a new graph capture
 _MAX_WEIGHT = 1e8  # those of standardised data stay far below; above it products overflow
 
 

@@ -65,8 +65,7 @@ class CategoricalHead(Head):
     def columns(self, y: Any) -> Tensor:
         column = to_tensor(y, name="y")
         whole = not column.is_floating_point() and column.dtype != torch.bool and not column.is_complex()
-        if column.dim() == 2 and column.shape[1] == 1:
-            column = column[:, 0]
+        column = column[:, 0] if column.dim() == 2 and column.shape[1] == 1 else column
         if column.dim() != 1 or not whole or (len(column) and int(column.min()) < 0):
             rule, got = "hold class numbers from 0, as integers [row]", f"{column.dtype} of shape {tuple(column.shape)}"
             raise ValueError(f"`y` must {rule}; got {got}. Take the argmax of one-hot rows.")

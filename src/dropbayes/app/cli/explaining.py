@@ -363,10 +363,8 @@ def reasons(model: Model, x: NumpyArray, background: NumpyArray | None, *, n_row
         attributed = shapley(values, torch.from_numpy(x)[rows], typical, columns=owners)
     for row, shares in zip(rows.tolist(), attributed, strict=True):
         best = int(every[row, :-1].argmax())
-        stated, typically, *parts = (
-            {"prediction": float(numbers[best]), "uncertainty": float(numbers[-1])}
-            for numbers in (every[row], every[row] - shares.sum(0), *shares)
-        )
+        kinds = every[row], every[row] - shares.sum(0), *shares
+        stated, typically, *parts = ({"prediction": float(one[best]), "uncertainty": float(one[-1])} for one in kinds)
         label = {} if predictor.classes is None else {"predicted": str(predictor.classes[best])}
         named = dict(zip((column.name for column in columns), parts, strict=True))
         found.append({"row": row, **label, **stated, "typical": typically, "columns": named})

@@ -32,17 +32,13 @@ def fit(
     decimal: options.Decimal = None,
     weights: Annotated[str | None, options.column(help="The column with the weight of each row.")] = None,
     group: Annotated[str | None, options.column(help="The column of groups, each held out whole.")] = None,
-    time: Annotated[
-        str | None, options.column(help="The column of times: learn the past, hold out what follows.")
-    ] = None,
+    time: Annotated[str | None, options.column(help="Column of times: learn the past, hold out what follows.")] = None,
     effort: Annotated[
         Literal["quick", "standard", "best"],
         options.training(help="How long to search: seconds, the default, or minutes.", metavar=None),
     ] = "standard",
     quick: Annotated[bool, options.training("--quick", metavar="", help="The same as --effort quick.")] = False,
-    seed: Annotated[
-        int, options.training(help="Seed of the weights, the folds and the draws.", min=0, max=2**32 - 1)
-    ] = 0,
+    seed: Annotated[int, options.training(help="Seed of weights, folds and draws.", min=0, max=2**32 - 1)] = 0,
     hidden: options.Hidden = "auto",
     drop_prob: options.DropProb = "search",
     weight_decay: options.WeightDecay = "search",

@@ -90,17 +90,13 @@ Outcomes = Annotated[str, data(help="A CSV or Parquet file that includes the tar
 ModelFolder = Annotated[str, typer.Argument(metavar="MODEL", help="The folder that `dropbayes fit` wrote.")]
 Draws = Annotated[int | None, count(help="Draws per network; by default as many as the model was fitted with.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of the draws; by default that of the fit.", min=0, metavar="N")]
-Method = Annotated[
-    Literal["sampling", "linear", "moments"], typer.Option(help="Draws, or a prediction in one pass without any.")
-]
+Method = Annotated[Literal["sampling", "linear", "moments"], typer.Option(help="Draws, or one pass without any.")]
 AllowNew = Annotated[bool, flag("--allow-new", help="Encode unseen categories as all zeros instead of failing.")]
 BlockRows = Annotated[int | None, count(help="Rows of a Parquet file read at a time; does not change the result.")]
 Coverage = Annotated[
     float | None, typer.Option(help="How often an interval holds the outcome (0.95).", metavar="X", callback=proportion)
 ]
-Decimal = Annotated[
-    Literal[".", ","] | None, column(help="Decimal mark, . or , (detected by default).", metavar="CHAR")
-]
+Decimal = Annotated[Literal[".", ","] | None, column(help="Decimal mark, . or , (else detected).", metavar="CHAR")]
 Hidden = Annotated[str, training(help="Widths of the hidden layers.", metavar="WIDTHS", callback=hidden_widths)]
 drop_probabilities = search_space(1, "must lie in [0, 1)")
 weight_decays = search_space(math.inf, "must be 0 or more")

@@ -232,12 +232,10 @@ def calibrate(
         "isotonic": "the levels of every interval are mapped to those observed",
         "conformal": "intervals are conformal" if regression else "each row is given the labels of a conformal set",
     }
-    lines = [
-        f"calibrated on {count(recalibration.n_rows, 'row')}: {changes[method]}",
-        f"recorded in {bold(model)}; predict, evaluate and report use it from now on",
-    ]
+    done = f"calibrated on {count(recalibration.n_rows, 'row')}: {changes[method]}"
+    kept = f"recorded in {bold(model)}; predict, evaluate and report use it from now on"
     found |= {"method": method, "n_rows": recalibration.n_rows, "factor": factor}
-    print_result(found, lines, as_json=as_json)
+    print_result(found, [done, kept], as_json=as_json)
 
 
 def report(

@@ -13,9 +13,7 @@ from dropbayes.app.cli.messages import note
 
 def serve(
     context: typer.Context,
-    models: Annotated[
-        list[str], typer.Argument(help="Model folders, or MODULE:NAME of a Predictor.", metavar="MODEL...")
-    ],
+    models: Annotated[list[str], typer.Argument(help="Folders, or MODULE:NAME of a Predictor.", metavar="MODEL...")],
     host: Annotated[str, typer.Option(help="The address to listen on.", metavar="ADDRESS")] = "127.0.0.1",
     port: Annotated[int, options.port(help="The port; 0 takes a free one.")] = 8000,
     workers: Annotated[int, options.count(help="Processes that answer.")] = 1,

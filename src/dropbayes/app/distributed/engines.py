@@ -71,8 +71,7 @@ def on_ray(make: Make[Part], parts: Sequence[Part], n_workers: int, address: str
     with needed_for("the engine Ray", extra="ray"):
         import ray
 
-    started = not ray.is_initialized()
-    if started:
+    if started := not ray.is_initialized():
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         local = {} if address else {"num_cpus": n_workers, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
         ray.init(address=address or "local", log_to_driver=False, logging_level="error", **local)
@@ -135,8 +134,7 @@ def on_spark(make: Make[Part], parts: Sequence[Part], n_workers: int, address: s
         from pyspark.sql import SparkSession
 
     session = SparkSession.getActiveSession()
-    started = session is None
-    if session is None:
+    if started := session is None:
         master = address or f"local[{n_workers}, {_MAX_DEATHS}]"
         settings = {"spark.ui.enabled": "false", "spark.task.maxFailures": str(_MAX_DEATHS)}
         if address is None:

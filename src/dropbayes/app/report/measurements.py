@@ -100,7 +100,6 @@ class Classification:
         self.predicted, self.confidence = self.probabilities.argmax(1), self.probabilities.max(1)
         self.loss = (self.predicted != self.labels).astype(float)
         self.log_likelihood = scores.class_log_likelihood(self.probabilities, self.labels).numpy()
-        # How far each row's success is from the probability claimed for it, and the variance that claim implies.
         self.surprise = 1 - self.loss - self.confidence, self.confidence * (1 - self.confidence)
         every = np.arange(self.probabilities.shape[1])
         self.confusion = confusion_matrix(self.labels, self.predicted, labels=every)  # [true, predicted]

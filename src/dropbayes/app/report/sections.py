@@ -59,9 +59,8 @@ def page_context(inputs: ReportInputs, measured: Measured) -> dict[str, object]:
 def _class_rows(measured: Classification) -> tuple[list[list[str]], set[int]]:
     """Precision, recall and support of the 30 most frequent classes, and which of them are never predicted."""
     classes = measured.classes
-    precision, recall, f1, support = precision_recall_fscore_support(
-        measured.labels, measured.predicted, labels=np.arange(len(classes)), zero_division=np.nan
-    )
+    judged, every = (measured.labels, measured.predicted), np.arange(len(classes))
+    precision, recall, f1, support = precision_recall_fscore_support(*judged, labels=every, zero_division=np.nan)
     predicted = measured.confusion.sum(0)
     order = np.argsort(-support, kind="stable")[:30]
     rows = [
@@ -78,10 +77,8 @@ def _uncertain(inputs: ReportInputs, measured: Measured, ranked: list[str]) -> d
     parts = np.clip(measured.epistemic / np.maximum(measured.total, 1e-300), 0, 1)
     share = [f"{100 * part:.0f} %" for part in parts[top]]
     order = {name: place for place, name in enumerate(ranked)}
-    shown = [
-        (printable_name(label, max_length=40), [values[k] for k in top])
-        for label, values in sorted(inputs.columns, key=lambda column: order.get(column[0], len(order)))[:4]
-    ]
+    first = sorted(inputs.columns, key=lambda column: order.get(column[0], len(order)))[:4]
+    shown = [(printable_name(label, max_length=40), [values[k] for k in top]) for label, values in first]
     ranks = (percentile_text(percentiles[k]).replace("percentile ", "") for k in top)
     described = [
         (Column("row"), [f"{k + 1 if inputs.numbers is None else inputs.numbers[k]:,.0f}" for k in top]),
@@ -106,10 +103,8 @@ def _results(measured: Measured, top: list[int]) -> list[tuple[Column, list[str]
         ]
         parts = {"entropy": measured.total, "epistemic": measured.epistemic, "aleatoric": measured.aleatoric}
     else:
-        lower, upper, mean, truth = (
-            [fixed_point(value, spread=measured.typical) for value in values[top]]
-            for values in (measured.lower, measured.upper, measured.mean, measured.y)
-        )
+        known = measured.lower, measured.upper, measured.mean, measured.y
+        lower, upper, mean, truth = ([fixed_point(v, spread=measured.typical) for v in some[top]] for some in known)
         intervals = [f"{low} to {high}" for low, high in zip(lower, upper, strict=True)]
         stated = [(Column("predicted"), mean), (Column("95 % interval"), intervals), (Column("truth"), truth)]
         parts = {"σ": measured.std, "epistemic σ": measured.epistemic**0.5, "aleatoric σ": measured.aleatoric**0.5}
@@ -183,10 +178,8 @@ def _provenance(inputs: ReportInputs, measured: Measured) -> dict[str, str]:
     given = {label[:1].upper() + label[1:]: text for label, text in given.items()}
     drops = ", ".join(f"{p:.3g}" for p in model.population_.drop_prob[0].tolist())
     kind = model.saved_as.removeprefix("Dropout").lower()
-    known = {
-        "Networks": f"{count(len(model.population_), f'dropout {kind}')} with hidden layers {model.hidden_}",
-        "Drop probabilities": f"{drops} (before each weight layer)",
-    }
+    networks = f"{count(len(model.population_), f'dropout {kind}')} with hidden layers {model.hidden_}"
+    known = {"Networks": networks, "Drop probabilities": f"{drops} (before each weight layer)"}
     if not hasattr(model, "classes_") and model.transform_.name != "none":
         known["Learned"] = f"{model.transform_.unit}; predictions are in its own units"
     if not hasattr(model, "classes_") and model.noise == "constant":

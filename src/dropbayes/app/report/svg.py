@@ -112,9 +112,7 @@ def dots(xs: Numbers, ys: Numbers, *, kind: str, among: int = 0) -> Mark:
 
 def stems(xs: Numbers, lower: Numbers, upper: Numbers, *, kind: str) -> Mark:
     """A vertical line from `lower` to `upper` at each position."""
-    return lambda x, y: _path(
-        "".join(f"M{a}L{b}" for a, b in zip(_pairs(x, y, xs, lower), _pairs(x, y, xs, upper), strict=True)), kind
-    )
+    return lambda x, y: _path("".join(map("M{}L{}".format, _pairs(x, y, xs, lower), _pairs(x, y, xs, upper))), kind)
 
 
 def bars(left: Numbers, right: Numbers, height: Numbers, *, floor: Numbers | float = 0.0, kind: str) -> Mark:

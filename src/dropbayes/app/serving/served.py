@@ -103,10 +103,8 @@ class ServedModel:
         if MATRIX not in columns:
             datatype = "BYTES" if {"category", "date"} & set(columns.values()) else "FP64"
             inputs.append({"name": MATRIX, "datatype": datatype, "shape": [-1, len(columns)]})
-        outputs = [
-            {"name": name, "datatype": datatype_of(values), "shape": [-1, *values.shape[1:]]}
-            for name, values in self.outputs.items()
-        ]
+        given = self.outputs.items()
+        outputs = [{"name": n, "datatype": datatype_of(v), "shape": [-1, *v.shape[1:]]} for n, v in given]
         about = {"name": self.name, "versions": [self.version], "platform": "dropbayes"}
         classes = self.predictor.classes
         known = {} if classes is None else {"parameters": {"classes": [str(label) for label in classes]}}

@@ -43,8 +43,7 @@ def first_failure(texts: pa.Array) -> int | None:
 class Cells:
     """The cells of a column, and how messages call them."""
 
-    # As one array: dictionaries decoded, decimals as numbers, durations in days, nulls alone and texts as strings.
-    values: pa.Array
+    values: pa.Array  # as one: dictionaries decoded, decimals as numbers, durations in days, nulls and texts as strings
     name: str
     at: Place
     missing: Collection[str] = MISSING  # the texts that mean "no value"

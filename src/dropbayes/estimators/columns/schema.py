@@ -31,8 +31,7 @@ class Column:
 
     name: str  #: Its name in the header.
     kind: Kind  #: What it holds.
-    #: The stand-in for a missing value: the training median, or the more frequent boolean; days since 1970.
-    fill: float = 0.0
+    fill: float = 0.0  #: What a missing value is taken as: the training median, as days of dates, or the usual boolean.
     categories: tuple[str, ...] = ()  #: The texts seen in training, sorted.
     flagged: bool = False  #: Whether training rows lacked it, so that a missing value has an input of its own.
     notation: Notation = PLAIN  #: How its numbers are written.
