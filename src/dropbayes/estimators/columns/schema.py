@@ -5,7 +5,6 @@ training rows lacked it too, flagged by an input of its own; a category has one 
 (one-hot); a date becomes its year and places on a circle.
 """
 
-import itertools
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
@@ -91,8 +90,11 @@ class Encoded:
 
     def outside_names(self) -> list[str]:
         """For each row, the columns whose value is beyond those of the training rows, with "; " between them."""
-        beyond = np.array([*self.outside.values()], dtype=bool).reshape(len(self.outside), len(self.x))
-        return ["; ".join(itertools.compress(self.outside, row)) for row in beyond.T.tolist()]
+        names: list[list[str]] = [[] for _ in range(len(self.x))]
+        for name, mask in self.outside.items():
+            for row in np.flatnonzero(mask):
+                names[row].append(name)
+        return ["; ".join(row) for row in names]
 
 
 def encode(schema: Schema, table: pa.Table, *, at: Place, allow_new: bool = False, flag: str = "allow_new") -> Encoded:
