@@ -104,9 +104,6 @@ def _observed(model: nn.Module, adapter: str) -> tuple[nn.Module, dict[str, Tens
     def read(module: Any, args: Any, name: str) -> None:
         drawn[name] = module.lora_A[adapter].weight.detach()
 
-    def ones(module: Any, args: Any) -> tuple[Tensor]:  # whose dropout is the mask, divided by the keep probability
-        return (torch.ones_like(args[0]),)
-
     def multiply(module: Any, args: Any, name: str) -> None:
         mask = args[0].detach().reshape(-1, *args[0].shape[-1:])
         if mask.dim() != 2 or not bool((mask == mask[:1]).all()):
@@ -120,6 +117,7 @@ def _observed(model: nn.Module, adapter: str) -> tuple[nn.Module, dict[str, Tens
             if hasattr(layer, "parameter_name"):  # its matrix is dropped itself
                 layer.register_forward_pre_hook(functools.partial(read, name=name))
             else:
-                layer.lora_dropout[adapter].register_forward_pre_hook(ones)
+                # The dropout of ones is the mask, divided by the keep probability.
+                layer.lora_dropout[adapter].register_forward_pre_hook(lambda module, args: torch.ones_like(args[0]))
                 layer.lora_A[adapter].register_forward_pre_hook(functools.partial(multiply, name=name))
     return network, drawn

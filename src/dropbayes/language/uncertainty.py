@@ -145,15 +145,11 @@ class TokenUncertainty:
         """The uncertainty of the texts that the tokens make."""
         names = ("log_prob", "entropy", "expected_entropy", "mutual_information", "disagreement")
         known: dict[str, Any] = {f"token_{name}": vars(self)[name] for name in names}
+        known |= {name: vars(self)[name] for name in ("tokens", "mask", "draw_log_probs")}
         whole = self.text_log_probs[..., -1].logsumexp(0) - math.log(len(self.text_log_probs))
-        return TextUncertainty(
-            tokens=self.tokens,
-            mask=self.mask,
-            draw_log_probs=self.draw_log_probs,
-            product_of_expectations=_sequence(self.log_prob.nansum(-1), self.entropy, self.expected_entropy, self.mask),
-            expectation_of_products=_sequence(whole, self.weighted_entropy, self.weighted_expected_entropy, self.mask),
-            **known,
-        )
+        product = _sequence(self.log_prob.nansum(-1), self.entropy, self.expected_entropy, self.mask)
+        expectation = _sequence(whole, self.weighted_entropy, self.weighted_expected_entropy, self.mask)
+        return TextUncertainty(product_of_expectations=product, expectation_of_products=expectation, **known)
 
 
 def _sequence(log_prob: Tensor, total: Tensor, data: Tensor, mask: Tensor) -> SequenceUncertainty:

@@ -19,6 +19,7 @@ from torch.utils._pytree import PyTree
 from dropbayes.layers.noise import check_drop_prob
 from dropbayes.layers.structure import is_bias
 
+States = tuple[Tensor, ...]  # of one layer and direction: h, and for an LSTM c
 _pass: ContextVar[tuple[int, dict[Any, Tensor]] | None] = ContextVar("forward pass", default=None)
 """The nesting depth of hooked networks in the current forward pass, and the masks drawn in it."""
 
@@ -57,14 +58,14 @@ def is_random(layer: nn.Module, x: PyTree) -> bool:
 class _LSTMStep:
     n_states = 2
 
-    def _step(self, gates: Tensor, recurrent: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def _step(self, gates: Tensor, recurrent: Tensor, state: States) -> States:
         enter, forget, content, leave = (gates + recurrent).chunk(4, -1)
         c = torch.sigmoid(forget) * state[1] + torch.sigmoid(enter) * torch.tanh(content)
         return torch.sigmoid(leave) * torch.tanh(c), c
 
 
 class _GRUStep:
-    def _step(self, gates: Tensor, recurrent: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def _step(self, gates: Tensor, recurrent: Tensor, state: States) -> States:
         reset, update, content = gates.chunk(3, -1)
         # Only the factors of weights are masked: the carried-over state below is not.
         reset_h, update_h, content_h = recurrent.chunk(3, -1)
@@ -75,7 +76,7 @@ class _GRUStep:
 class _RNNStep:
     nonlinearity: str
 
-    def _step(self, gates: Tensor, recurrent: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def _step(self, gates: Tensor, recurrent: Tensor, state: States) -> States:
         return ((torch.tanh if self.nonlinearity == "tanh" else torch.relu)(gates + recurrent),)
 
 
@@ -87,7 +88,7 @@ class _Dropped(nn.Module, ABC):
     n_states = 1
 
     @abstractmethod
-    def _step(self, gates: Tensor, recurrent: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def _step(self, gates: Tensor, recurrent: Tensor, state: States) -> States:
         """The next state, `h` first, from the products with the input and with the state, and the state."""
 
     def __init__(
@@ -142,9 +143,7 @@ class _Recurrence(_Dropped, nn.RNNBase):
             output, states = self._run(input, states)
         return output, states[0] if alone else states
 
-    def _run(
-        self, x: Tensor, states: tuple[Tensor, ...] | None, lengths: Tensor | None = None
-    ) -> tuple[Any, tuple[Tensor, ...]]:
+    def _run(self, x: Tensor, states: States | None, lengths: Tensor | None = None) -> tuple[Any, States]:
         """Maps `x` and states `[layer x direction, row, hidden]` to outputs in the layout of `x` and final states."""
         time_axis = 1 if self.batch_first else 0
         directions = ("", "_reverse") if self.bidirectional else ("",)
@@ -153,7 +152,7 @@ class _Recurrence(_Dropped, nn.RNNBase):
         states = tuple(x.new_zeros(shape) for shape in shapes) if states is None else states
         if [tuple(state.shape) for state in states] != shapes:
             raise ValueError(f"`hx` must have shape {shapes}; got {[tuple(state.shape) for state in states]}.")
-        last: list[tuple[Tensor, ...]] = []
+        last: list[States] = []
         for layer in range(self.num_layers):
             # One mask per sequence, in the layout of x, so that the row axis does not move.
             masked = x * _mask(self, f"input {layer}", torch.ones_like(x.narrow(time_axis, 0, 1)), self.drop_prob)
@@ -167,8 +166,8 @@ class _Recurrence(_Dropped, nn.RNNBase):
         return x, tuple(torch.stack(states) for states in zip(*last, strict=True))
 
     def _direction(
-        self, x: Tensor, state: tuple[Tensor, ...], suffix: str, time_axis: int, lengths: Tensor | None
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        self, x: Tensor, state: States, suffix: str, time_axis: int, lengths: Tensor | None
+    ) -> tuple[Tensor, States]:
         def state_mask(key: str, width: int) -> Tensor:
             ones = x.new_ones([1 if axis == time_axis else size for axis, size in enumerate(x.shape[:2])])
             ones = ones[..., None].expand(-1, -1, width)

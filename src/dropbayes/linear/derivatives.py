@@ -118,11 +118,8 @@ class Linearisation:
         reached = [(variable, one) for variable, one in pairs if one is not None and one.requires_grad]
         generator = torch.Generator("cpu").manual_seed(0)
         noise = [_noise(variable, n_probes, len(self.output), generator) for variable, _ in reached]
-
-        def moved(*probe: Tensor) -> Tensor:
-            return torch.autograd.grad([one for _, one in reached], direction, probe, retain_graph=True)[0]
-
-        return self._mapped(moved, noise)
+        ends = [one for _, one in reached]
+        return self._mapped(lambda *probe: torch.autograd.grad(ends, direction, probe, retain_graph=True)[0], noise)
 
 
 @torch.inference_mode(False)

@@ -54,11 +54,8 @@ class Deep(Covariance):
         return {f"layer{i}_{name}": value for i, layer in numbered for name, value in layer.scales.items()}
 
     def with_scales(self, values: Mapping[str, float | Tensor]) -> Self:
-        layers = []
-        for i, layer in enumerate(self.layers, start=1):
-            own = {name: values.get(f"layer{i}_{name}", value) for name, value in layer.scales.items()}
-            layers.append(layer.with_scales(own))
-        return type(self)(tuple(layers))
+        numbered = enumerate(self.layers, start=1)
+        return type(self)(tuple(layer.with_own_scales(values, f"layer{i}_") for i, layer in numbered))
 
 
 @dataclass(frozen=True)
@@ -116,9 +113,8 @@ class RecurrentCovariance(Covariance):
         return {**self.layer.scales, "state_length_scale": self.state_length_scale}
 
     def with_scales(self, values: Mapping[str, float | Tensor]) -> Self:
-        own = {name: values[name] for name in self.layer.scales if name in values}
         state = values.get("state_length_scale", self.state_length_scale)
-        return replace(self, layer=self.layer.with_scales(own), state_length_scale=state)
+        return replace(self, layer=self.layer.with_own_scales(values), state_length_scale=state)
 
 
 def network_prior_draws(

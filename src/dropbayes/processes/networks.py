@@ -121,11 +121,8 @@ class NetworkCovariance(Covariance):
         return {f"{step.name}_{name}": value for step in self.steps for name, value in step.scales.items()}
 
     def with_scales(self, values: Mapping[str, float | Tensor]) -> Self:
-        steps = []
-        for step in self.steps:
-            own = {name: values.get(f"{step.name}_{name}", value) for name, value in step.scales.items()}
-            steps.append(replace(step, layer=step.layer.with_scales(own)) if step.layer else step)
-        return replace(self, steps=tuple(steps))
+        pairs = ((step, step.layer and step.layer.with_own_scales(values, f"{step.name}_")) for step in self.steps)
+        return replace(self, steps=tuple(replace(step, layer=layer) for step, layer in pairs))
 
 
 def process_of(

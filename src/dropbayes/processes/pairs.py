@@ -93,12 +93,8 @@ class Pairs:
 
     def through(self, function: Callable[..., Tensor], *others: Self) -> Self:
         """The pairs of a process whose covariances are a function of these pairs' (and of others')."""
-        pairs = (self, *others)
-        return self.of_process(
-            function(*(one.norm_x.square() for one in pairs)),
-            function(*(one.product for one in pairs)),
-            function(*(one.norm_y.square() for one in pairs)),
-        )
+        given = ((one.norm_x.square(), one.product, one.norm_y.square()) for one in (self, *others))
+        return self.of_process(*(function(*products) for products in zip(*given, strict=True)))
 
 
 class Covariance(ABC):
@@ -116,6 +112,10 @@ class Covariance(ABC):
     @abstractmethod
     def with_scales(self, values: Mapping[str, float | Tensor]) -> Self:
         """A copy with the named parameters replaced."""
+
+    def with_own_scales(self, values: Mapping[str, float | Tensor], prefix: str = "") -> Self:
+        """A copy with those of the values that belong to it, whose names have a prefix."""
+        return self.with_scales({name: values.get(f"{prefix}{name}", value) for name, value in self.scales.items()})
 
     def __call__(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         r"""The covariance matrix $\mathbf K(\mathbf X, \mathbf Y)$, `[..., x row, y row]`; `y` is `x` by default."""
