@@ -30,15 +30,12 @@ class UncertaintyCallback(TrainerCallback):
         check_count("n_draws", n_draws)
         self.n_draws, self.seed = n_draws, seed
 
-    def on_evaluate(
-        self, args: Any, state: Any, control: Any, metrics: dict[str, float] | None = None, **context: Any
-    ) -> None:
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **context: Any) -> None:
         """Called by the trainer after its own evaluation."""
         values = self.measure(context["model"], context["eval_dataloader"])
-        prefix = next((key.removesuffix("loss") for key in metrics or {} if key.endswith("_loss")), "eval_")
+        prefix = next((key.removesuffix("loss") for key in metrics if key.endswith("_loss")), "eval_")
         named = {f"{prefix}{name}": value for name, value in values.items()}
-        if metrics is not None:
-            metrics.update(named)
+        metrics.update(named)
         state.log_history.append({**named, "epoch": state.epoch, "step": state.global_step})
 
     def measure(self, model: nn.Module, batches: Any) -> dict[str, float]:

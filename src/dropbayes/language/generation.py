@@ -112,8 +112,8 @@ def generate(
 
 
 def _under_the_mean(work: Texts, at_once: int, on_token: Callable[[TokenUncertainty], None] | None) -> Generation:
-    drawn = DrawnModel(work.folded(range(work.keys.n_draws), at_once), together=True)
-    steps: list[TokenUncertainty] = []
+    draws, steps = range(work.keys.n_draws), list[TokenUncertainty]()
+    drawn = DrawnModel(work.folded(draws, at_once), together=True)
 
     def observe(tokens: Tensor, living: Tensor) -> None:
         steps.append(TokenUncertainty.of(drawn.log_probs, tokens, living, steps[-1] if steps else None))
@@ -124,7 +124,7 @@ def _under_the_mean(work: Texts, at_once: int, on_token: Callable[[TokenUncertai
     if work.has_beams:
         repeats = len(sequences) // work.n_rows
         repeated = {name: value.repeat_interleave(repeats, 0) for name, value in work.given.items()}
-        judged = score_answers(replace(work, given=repeated), sequences[:, work.new_from :], mask, at_once)
+        judged = score_answers(replace(work, given=repeated), sequences[:, work.new_from :], mask, at_once, draws)
     else:
         judged = TokenUncertainty.joined(steps[: mask.shape[1]], torch.stack, -1).texts()
     return Generation(sequences=sequences, cache_bytes=drawn.cache_bytes, n_draws=drawn.n_draws, **vars(judged))

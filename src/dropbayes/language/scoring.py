@@ -63,7 +63,7 @@ def score(
     if mask.shape != answer.shape or bool((mask.int().diff() > 0).any()):
         raise ValueError(f"`answer_mask` must be 1, then 0 after each end, shaped like `answer`; got {mask!r}.")
     with torch.no_grad():
-        result = score_answers(work, answer, mask.bool(), work.at_once(draws_at_once))
+        result = score_answers(work, answer, mask.bool(), work.at_once(draws_at_once), range(n_draws))
     return replace(result, texts=decoded(tokenizer, result.tokens, result.mask))
 
 
@@ -196,11 +196,8 @@ def _begun_by_the_start_token(begun: Tensor, config: Any) -> Tensor:
     return begun if begun.shape[1] and bool((begun[:, :1] == first).any()) else torch.cat([first, begun], 1)
 
 
-def score_answers(
-    work: Texts, answer: Tensor, mask: Tensor, at_once: int, draws: range | None = None
-) -> TextUncertainty:
-    """The uncertainty of given answers, in chunks of rows."""
-    draws = range(work.keys.n_draws) if draws is None else draws
+def score_answers(work: Texts, answer: Tensor, mask: Tensor, at_once: int, draws: range) -> TextUncertainty:
+    """The uncertainty of given answers under some draws, in chunks of rows."""
     folded = work.folded(draws, at_once)
     vocabulary = int(generating_module(work.model).config.get_text_config().vocab_size)
     bytes_per_row = 4 * len(draws) * answer.shape[1] * vocabulary

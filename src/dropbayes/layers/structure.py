@@ -54,13 +54,8 @@ def matrices(module: nn.Module) -> dict[str, nn.Parameter]:
 
     Others of three axes are tokens and positions that networks add (`[1, position, unit]`).
     """
-    return {
-        name: p
-        for name, p in module._parameters.items()
-        if p is not None
-        and not isinstance(p, nn.UninitializedParameter)
-        and (p.dim() >= 2 if name == "weight" else p.dim() == 2 and min(p.shape) > 1)
-    }
+    known = {n: p for n, p in module._parameters.items() if not isinstance(p, (type(None), nn.UninitializedParameter))}
+    return {n: p for n, p in known.items() if (p.dim() >= 2 if n == "weight" else p.dim() == 2 and min(p.shape) > 1)}
 
 
 def is_weight_layer(module: nn.Module) -> bool:

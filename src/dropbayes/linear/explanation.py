@@ -252,12 +252,10 @@ def _first_order(plan: LinearPlan, inputs: Inputs, chosen: Tensor) -> Tensor:
 
 def _position_shares(units: list[tuple[Site, Tensor]]) -> Tensor:
     """The sum of the shares of the masks at each position of the first sequence, `[row, position]`."""
-    found = [
-        torch.einsum("rp...->rp", shares.movedim(1 + position.axis, 1)) / len(site.positions)
-        for site, shares in units
-        for position in site.positions
-        if position.sequence == 0
-    ]
+    found: list[Tensor] = []
+    for site, shares in units:
+        axes = [1 + position.axis for position in site.positions if position.sequence == 0]
+        found += [torch.einsum("rp...->rp", shares.movedim(axis, 1)) / len(site.positions) for axis in axes]
     if not found:
         raise ValueError("`positions` needs a site with an axis of positions; `net` has none. Leave `positions` out.")
     return torch.stack(found).sum(0)

@@ -170,10 +170,8 @@ class Erf(Layer):
         root_u, root_v = ((1 + 2 * std.square()).sqrt() for std in (std_u, std_v))
         ratio_u, ratio_v = std_u / root_u, std_v / root_v
         # arcsin r = atan2(r, √(1 - r²)), the root written as a sum: arcsin's own slope is infinite at ±1.
-        adjacent = hypotenuse(
-            hypotenuse(hypotenuse(1 / root_u, math.sqrt(2) * ratio_u) / root_v, math.sqrt(2) * ratio_v / root_u),
-            2 * ratio_u * ratio_v * sine,
-        )
+        first = hypotenuse(1 / root_u, math.sqrt(2) * ratio_u) / root_v
+        adjacent = hypotenuse(hypotenuse(first, math.sqrt(2) * ratio_v / root_u), 2 * ratio_u * ratio_v * sine)
         return 2 / math.pi * torch.atan2(2 * ratio_u * ratio_v * cosine, adjacent)
 
 
@@ -324,10 +322,10 @@ class RandomBias(Layer):
         try:
             self.distribution.icdf(torch.tensor(0.5))
         except NotImplementedError:
+            rule = "have an inverse distribution function"
             got = f"{type(self.distribution).__name__}, whose `icdf` torch does not implement"
-            rule = f"must have an inverse distribution function; got {got}"
             remedy = "Take another, such as Normal, Laplace, Uniform or Cauchy"
-            raise ValueError(f"`distribution` {rule}. {remedy}.") from None
+            raise ValueError(f"`distribution` must {rule}; got {got}. {remedy}.") from None
 
     def nonlinearity(self, u: Tensor) -> Tensor:
         return self.layer.nonlinearity(u)

@@ -121,8 +121,8 @@ class NetworkCovariance(Covariance):
         return {f"{step.name}_{name}": value for step in self.steps for name, value in step.scales.items()}
 
     def with_scales(self, values: Mapping[str, float | Tensor]) -> Self:
-        pairs = ((step, step.layer and step.layer.with_own_scales(values, f"{step.name}_")) for step in self.steps)
-        return replace(self, steps=tuple(replace(step, layer=layer) for step, layer in pairs))
+        scaled = ((step, step.layer and step.layer.with_own_scales(values, f"{step.name}_")) for step in self.steps)
+        return replace(self, steps=tuple(replace(step, layer=layer) for step, layer in scaled))
 
 
 def process_of(

@@ -22,8 +22,8 @@ def crps(draws: Array, y: Array, *, noise_variance: Array | float = 0.0) -> Tens
         >>> crps(torch.tensor([[0.0], [2.0]]), torch.tensor([1.0]))
         tensor([0.5000])
     """
-    misfit, pairs, n_draws = _crps_terms(draws, y, noise_variance)
-    return misfit - 0.5 * pairs / n_draws**2
+    misfit, pairs = _crps_terms(draws, y, noise_variance, equal_pairs=True)
+    return misfit - 0.5 * pairs / len(draws) ** 2
 
 
 def fair_crps(draws: Array, y: Array, *, noise_variance: Array | float = 0.0) -> Tensor:
@@ -37,16 +37,14 @@ def fair_crps(draws: Array, y: Array, *, noise_variance: Array | float = 0.0) ->
         >>> fair_crps(torch.tensor([[0.0], [2.0]]), torch.tensor([1.0]))
         tensor([0.])
     """
-    misfit, pairs, n_draws = _crps_terms(draws, y, noise_variance, equal_pairs=False)
-    if n_draws < 2:
+    misfit, pairs = _crps_terms(draws, y, noise_variance, equal_pairs=False)
+    if (n_draws := len(draws)) < 2:
         raise ValueError(f"`draws` must hold at least 2 draws for a fair score; got {n_draws}.")
     return misfit - 0.5 * pairs / (n_draws * (n_draws - 1))
 
 
-def _crps_terms(
-    draws: Array, y: Array, noise_variance: Array | float, *, equal_pairs: bool = True
-) -> tuple[Tensor, Tensor, int]:
-    r"""The mean of $A(y - \widehat y_t, v_t)$, the sum of $A(\widehat y_s - \widehat y_t, v_s + v_t)$, and T."""
+def _crps_terms(draws: Array, y: Array, noise_variance: Array | float, *, equal_pairs: bool) -> tuple[Tensor, Tensor]:
+    r"""The mean of $A(y - \widehat y_t, v_t)$ and the sum of $A(\widehat y_s - \widehat y_t, v_s + v_t)$."""
     outputs, outcome = matching_tensors({"draws": draws, "y": y}, draws="draws")
     variance = finite_tensor("noise_variance", noise_variance).to(outputs)
     if variance.shape not in ((), outputs.shape[1:], (len(outputs), *(1,) * (outputs.dim() - 1)), outputs.shape):
@@ -58,7 +56,7 @@ def _crps_terms(
     for index, (mean, noise) in enumerate(zip(outputs, variance, strict=True)):  # avoids holding T² values at once
         magnitude = _expected_magnitude(outputs - mean, variance + noise)
         pairs = pairs + (magnitude.sum(0) if equal_pairs else magnitude.sum(0) - magnitude[index])
-    return _expected_magnitude(outcome - outputs, variance).mean(0), pairs, len(outputs)
+    return _expected_magnitude(outcome - outputs, variance).mean(0), pairs
 
 
 def _expected_magnitude(mean: Tensor, variance: Tensor) -> Tensor:
