@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils._pytree import PyTree, tree_map_only
 
 from dropbayes.predictive import Prediction, check_outputs
-from dropbayes.predictive.statistics import Request, RowStatistics
+from dropbayes.predictive.statistics import DRAWS_FIRST, Request, RowStatistics
 from dropbayes.runtime.progress import ProgressBar
 from dropbayes.runtime.validation import check_count, to_tensor
 from dropbayes.sampling import Sampling, function_draw, split
@@ -140,10 +140,8 @@ def predict_through(
         for one, tensor in zip(statistics, tensors, strict=True):
             one.add(torch.atleast_1d(tensor.detach())[None], None)  # else the graphs of all draws stay
     summaries = [one.results() for one in statistics]
-    trees = {
-        name: structure.build([s[name].movedim(1, 0) if name in ("draws", "quantiles") else s[name] for s in summaries])
-        for name in summaries[0]
-    }
+    found = {n: [s[n].movedim(1, 0) if n in DRAWS_FIRST else s[n] for s in summaries] for n in summaries[0]}
+    trees = {name: structure.build(values) for name, values in found.items()}
     prediction = Prediction.of(trees, n_draws=n_draws, method="through a procedure", quantile_levels=request.quantiles)
     check_outputs(prediction)
     return prediction

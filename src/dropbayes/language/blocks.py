@@ -71,8 +71,7 @@ def heads(net: nn.Module) -> frozenset[str]:
     blocks, names = _block_names(net), [name for name, _ in net.named_modules()]
     end = names.index(blocks[-1])
     layers = [name for name in _linear_layers(net) if not _is_inside(name, blocks) and not _OTHER_INPUTS.search(name)]
-    after = {name for name in layers if names.index(name) > end}
-    return _nonempty(after, "a weight layer after its blocks")
+    return _nonempty({name for name in layers if names.index(name) > end}, "a weight layer after its blocks")
 
 
 def adapters(net: nn.Module) -> frozenset[str]:

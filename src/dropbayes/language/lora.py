@@ -97,8 +97,7 @@ def _checked_adapter(model: Any) -> tuple[Any, str]:
 
 def _observed(model: nn.Module, adapter: str) -> tuple[nn.Module, dict[str, Tensor]]:
     """A copy of the network, over the same weights, and the adapters' weights of its last draw, by PEFT's names."""
-    tensors = [*model.parameters(), *model.buffers()]
-    network = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+    network = copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
     drawn: dict[str, Tensor] = {}
 
     def read(module: Any, args: Any, name: str) -> None:

@@ -66,8 +66,7 @@ class TextUncertainty(Printed):
         """A pandas table with a line for each text: its log-probability and its uncertainty, in nats per token."""
         whole = self.product_of_expectations
         numbers = {"n_tokens": self.mask.sum(-1), "log_prob": whole.log_prob, "total": whole.total, "data": whole.data}
-        spread = self.draw_log_probs.nansum(-1).std(0, correction=0)
-        numbers |= {"knowledge": whole.knowledge, "log_prob_std": spread}
+        numbers |= {"knowledge": whole.knowledge, "log_prob_std": self.draw_log_probs.nansum(-1).std(0, correction=0)}
         return text_frame({"row": torch.arange(len(self.tokens))}, numbers, self.texts)
 
     def table(self) -> Table:

@@ -66,8 +66,7 @@ class WordDropout(AttachedDropout):
     def __call__(self, layer: nn.Embedding, args: Arguments, kwargs: NamedArguments, output: Tensor) -> Tensor:
         indices = args[0] if args else kwargs["input"]
         mask = functools.partial(dropout_mask, drop_prob=self.drop_prob, like=output, training=layer.training)
-        row_axis = self.row_axis if indices.dim() > 1 else 0
-        return output * word_mask(indices, layer.num_embeddings, mask, row_axis)
+        return output * word_mask(indices, layer.num_embeddings, mask, self.row_axis if indices.dim() > 1 else 0)
 
 
 # A mask of the input units that is the same at every position is a mask of the weights' columns, W (z * x) =

@@ -108,11 +108,9 @@ class Linearisation:
     @torch.inference_mode(False)
     @torch.enable_grad()
     def deviations(self, n_probes: int) -> Tensor:
-        """What random values of the variables add to the output, `[probe, row, output]`; all rows share the values.
-
-        The product with the Jacobian's transpose is linear in its direction: its own derivative is the Jacobian.
-        """
+        """What random values of the variables add to the output, `[probe, row, output]`; all rows share the values."""
         values, direction = [one.value for one in self.variables], torch.zeros_like(self.output, requires_grad=True)
+        # The product with the Jacobian's transpose is linear in its direction: its own derivative is the Jacobian.
         found = torch.autograd.grad(self.output, values, direction, create_graph=True, allow_unused=True)
         pairs = zip(self.variables, found, strict=True)
         reached = [(variable, one) for variable, one in pairs if one is not None and one.requires_grad]

@@ -84,8 +84,7 @@ def propagate(layers: tuple[nn.Module, ...], x: Tensor) -> tuple[Tensor, Tensor]
 def _activate(layer: nn.Module, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
     """The moments of a non-linearity of jointly Gaussian units."""
     std = covariance.diagonal(dim1=1, dim2=2).clamp(min=1e-24).sqrt()
-    slopes = {nn.ReLU: 0.0, nn.LeakyReLU: getattr(layer, "negative_slope", None)}
-    slope = slopes.get(type(layer))
+    slope = {nn.ReLU: 0.0, nn.LeakyReLU: getattr(layer, "negative_slope", None)}.get(type(layer))
     terms, square = _by_quadrature(layer, mean, std) if slope is None else _of_ramps(slope, mean, std)
     correlation = (covariance / (std.unsqueeze(1) * std.unsqueeze(2))).clamp(-1, 1)
     result = torch.zeros_like(covariance)

@@ -142,8 +142,7 @@ class Prediction(Printed):
             chosen = {key: part(value) for key, value in self._statistics().items()}
         except (AttributeError, KeyError, IndexError, TypeError):
             raise KeyError(f"`name` must be that of an output of the network; got {name!r}.") from None
-        present = {key: value for key, value in chosen.items() if value is not None}
-        return Prediction.of(present, **self._settings())
+        return Prediction.of({key: value for key, value in chosen.items() if value is not None}, **self._settings())
 
     def to(self, device: torch.device | str) -> Prediction:
         """The prediction with its tensors on a device; by this method, frameworks move what a step returns."""
@@ -183,8 +182,7 @@ class Prediction(Printed):
             p = torch.stack([1 - p.flatten(), p.flatten()], 1) if p.numel() == n_rows else p  # yes or no
             return plots.class_bars(p, self.entropy.reshape(n_rows, -1).squeeze(1), ax=ax)
         at: Array = torch.arange(n_rows, dtype=torch.float64, device="cpu") if x is None else x
-        observed = None if y is None else (at, y)
-        return plots.predictive_band(at, self.mean, std=self.std, observed=observed, ax=ax)
+        return plots.predictive_band(at, self.mean, std=self.std, observed=None if y is None else (at, y), ax=ax)
 
     def __len__(self) -> int:
         """The number of rows, if the output is one tensor."""

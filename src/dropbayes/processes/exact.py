@@ -219,8 +219,7 @@ def exact_process(
                 done = f"added {jitter:.0e} of the mean prior variance to its diagonal"
                 remedy = "Lower `precision` to say how noisy the data is"
                 warnings.warn(f"{what}: {done}. {remedy}.", RuntimeWarning, stacklevel=2)
-            evidence = float(regressor.log_marginal_likelihood_value_)
-            return ExactProcess(regressor, output_bias, 1 / precision, evidence)
+            return ExactProcess(regressor, output_bias, 1 / precision, float(regressor.log_marginal_likelihood_value_))
     got = f"a {len(x)} x {len(x)} matrix that {JITTERS[-1]:.0e} of its mean variance on the diagonal does not make so"
     raise ValueError(f"`covariance` must be positive semi-definite at the data; got {got}.")
 

@@ -171,5 +171,4 @@ def _conditional_evidence(
         weights, bias = parameters[:, :-1] / layer.length_scale, layer.biases(parameters[:, -1:])
         phi = layer.nonlinearity(phi @ weights + bias) * shape[1] ** -0.5
     covariance = phi @ phi.mT + torch.eye(len(x), dtype=x.dtype, device=x.device) / precision
-    observed = MultivariateNormal(x.new_zeros(len(x)), covariance)
-    return observed.log_prob(y.T[:, None]).sum(0)
+    return MultivariateNormal(x.new_zeros(len(x)), covariance).log_prob(y.T[:, None]).sum(0)

@@ -164,12 +164,10 @@ def row_values(name: str, array: Array, *, n_rows: int | None = None, infinite: 
 
 
 def matching_tensors(arrays: Mapping[str, Array], *, draws: str | None = None, infinite: bool = False) -> list[Tensor]:
-    """The arrays, by argument name, as finite tensors of one dtype and one shape; that of `draws` has an axis before.
-
-    Broadcasting `[row, 1]` against `[row]` would pair every row with every other, so it raises.
-    """
+    """The arrays, by argument name, as finite tensors of one dtype and shape; that of `draws` has an axis before."""
     tensors = {name: finite_tensor(name, array, infinite=infinite) for name, array in arrays.items()}
     shapes = {name: tuple(tensor.shape[1:] if name == draws else tensor.shape) for name, tensor in tensors.items()}
+    # Broadcasting `[row, 1]` against `[row]` would pair every row with every other.
     if len(set(shapes.values())) != 1 or not next(iter(shapes.values())):
         got = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
         rule = " and ".join(f"`{name}`" for name in arrays) + " must have one shape, [row, ...]"
