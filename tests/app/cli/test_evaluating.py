@@ -252,7 +252,8 @@ def test_a_report_is_a_page_of_html(models, tmp_path):
 
 def test_a_report_on_the_training_rows_says_so_in_its_title(models, tmp_path):
     run("report", models / "classes", models / "train.csv", "-o", tmp_path / "r.html")
-    assert "kind: train.csv, the rows it was fitted to</title>" in (tmp_path / "r.html").read_text()
+    page = (tmp_path / "r.html").read_text()
+    assert "kind: train.csv, the rows it was fitted to</title>" in page and "Judge held-out rows" in page
 
 
 @pytest.mark.slow

@@ -60,6 +60,26 @@ def test_a_simple_model_that_is_better_beyond_chance_is_named(regressor, gap, to
     assert ("Linear regression errs less: 0.300 instead of 0.500." in good.text) == (tone == "warn")
 
 
+def test_the_rows_of_the_training_are_no_ground_for_a_correction(regressor, classifier):
+    inputs, codes = class_rows(120)
+    for model, (x, y) in (
+        (regressor, regression_rows(120, seed=5)),
+        (classifier, (inputs, classifier.classes_[codes])),
+    ):
+        page = Page(report(model, x, y, target="t", training=(x, y)))
+        assert "Judge held-out rows" in page.text and "These are the rows it was fitted to" in page.text
+        for other in (
+            "calibrate MODEL",
+            "Simple models fitted",
+            "Is the dropout worth",
+            "Handing the",
+            "shows no gain",
+        ):
+            assert other not in page.text
+        other = Page(report(model, x, y, target="t", training=(x[::-1], y[::-1]))).text
+        assert "Judge held-out rows" not in other and "Simple models fitted" in other
+
+
 def test_a_constant_truth_and_a_perfect_classifier_are_described():
     x, _ = regression_rows(40)
     model = DropoutRegressor(**QUICK, noise="constant", random_state=0).fit(x, np.full(40, 7.0))

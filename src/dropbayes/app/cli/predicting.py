@@ -268,8 +268,9 @@ def report(
     rows = whole_table(fitted, data, **reading)
     if len(rows.y) < 2:
         raise ValueError(f"{rows.source.label}: 1 row with a target; at least 2 are needed, and many more to judge.")
-    known = None if training is None else whole_table(fitted, training, **reading)
-    label = rows.source.label + (", the rows it was fitted to" if note_training_rows(fitted, data) else "")
+    is_known = note_training_rows(fitted, data)
+    label = rows.source.label + (", the rows it was fitted to" if is_known else "")
+    known = whole_table(fitted, training, **reading) if training is not None else rows if is_known else None
     from dropbayes.app.report import report as page
 
     command = shlex.join(["dropbayes", *context.obj])

@@ -33,15 +33,16 @@ def page_context(inputs: ReportInputs, measured: Measured) -> dict[str, object]:
     dates = [one.title for one in features if one.is_date and inputs.band_feature not in one.columns]
     late = next((name for name in dates if name in outside), "")
     learned = {} if measured.has_classes else {"noise": model.noise, "transform": model.transform_.name}
-    beside = summary.baselines(measured, x, training)
+    trained = training is not None and all(map(np.array_equal, training, (x, y)))  # which says little of other rows
+    beside = [] if trained else summary.baselines(measured, x, training)
     ranked = importances(model, x, y, features)
-    is_dropped = len(x) >= MIN_ROWS and bool((model.population_.drop_prob > 0).any())
+    is_dropped = not trained and len(x) >= MIN_ROWS and bool((model.population_.drop_prob > 0).any())
     return {
         "inputs": inputs,
         "n_rows": len(x),
         "n_training": training and len(training[0]),
         "m": measured,
-        "advice": summary.advice(measured, features, beside=beside, time=late, **learned),
+        "advice": summary.advice(measured, features, beside=beside, time=late, trained=trained, **learned),
         "class_rows": _class_rows(measured) if measured.has_classes else None,
         "deferral": summary.deferral(measured),
         "baseline_rows": summary.baseline_rows(beside),

@@ -107,16 +107,17 @@ def advice(
     *,
     beside: Sequence[Baseline] = (),
     time: str = "",
+    trained: bool = False,
     noise: str = "student",
     transform: str = "none",
 ) -> Advice:
-    """The first fault in the order of correction: of the rows, of the predictions, then of the certainty."""
+    """The first fault in the order of correction: of the rows (perhaps those trained on), predictions, certainty."""
     kind, feature, skewed = measured.agreement.kind, "", False
     if not measured.has_classes and transform == "none":
         skewed = bool(measured.y.min() >= 0 and measured.spread > 0 and scipy.stats.skew(measured.y) > 1)
     better = min((one for one in beside if one.is_better), key=lambda one: one.error, default=None)
     late = time and kind != "calibrated"
-    faults = {"few": kind == "few", "better": better, "useless": measured.useless, "late": late}
+    faults = {"trained": trained, "few": kind == "few", "better": better, "useless": measured.useless, "late": late}
     fault = next((fault for fault, is_found in faults.items() if is_found), "")
     if not fault and not measured.has_classes:
         numbers = {"the prediction": measured.mean} | {one.title: one.values for one in features if one.is_number}
