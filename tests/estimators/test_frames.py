@@ -132,6 +132,16 @@ def test_sparse_columns_and_intervals_of_pandas_are_read():
     np.testing.assert_array_equal(frame_inputs(schema, data, learn_missing=True)[:, 0], size)
 
 
+@pytest.mark.parametrize(("often", "first"), [("M", "2011-01-01"), ("Q", "2011-01-01"), ("W", "2010-12-27")])
+def test_periods_of_pandas_are_dates(often, first):
+    spans = pd.Series(pd.period_range("2011-01", periods=30, freq=often)).where(np.arange(30) != 7)
+    schema = frame_schema(pd.DataFrame({"when": spans}))
+    (column,) = schema.columns
+    assert column.kind == "date" and column.flagged
+    assert str(np.datetime64(int(column.low), "D")) == first
+    assert frame_inputs(schema, pd.DataFrame({"when": spans}), learn_missing=True)[7, -1] == 1
+
+
 def test_tensors_of_half_the_precision_are_read():
     x = torch.linspace(-1, 1, 30)[:, None].bfloat16()
     by_half = DropoutRegressor(**PLAIN).fit(x, x[:, 0])

@@ -149,6 +149,7 @@ def as_array(values: Any, name: str = "X") -> Any:
         kind = str(getattr(values.dtype, "categories", values).dtype)
         values = values.sparse.to_dense() if kind.startswith("Sparse") else values
         values = values.astype(object).map(str, na_action="ignore") if kind.startswith("interval") else values
+        values = values.dt.to_timestamp() if kind.startswith("period") else values  # its first instant
         if str(values.dtype) in ("object", "string"):
             return np.where(values.isna(), np.nan, values.astype(object))  # pandas.NA is neither true nor false
     if getattr(getattr(values, "dtype", None), "byteorder", "=") in ("<", ">"):  # not native; Arrow has no other

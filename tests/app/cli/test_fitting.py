@@ -137,7 +137,7 @@ WRONG_TRAINING = {
     "a typing error in the target": ("x,y\n" + rows(number, lambda i: "1O" if i == 3 else i), [], "column 'y' has '1O' among numbers at t.csv, line 5"),
     "a date as the target": ("x,y\n" + rows(number, lambda i: f"2024-01-{i + 1:02}"), [], "column 'y': holds dates; a target is"),
     "dates in either order": ("day,y\n" + rows(lambda i: f"{i + 1}/3/2024", number), [], "column 'day' holds dates such as '1/3/2024', in which day and month can be exchanged"),
-    "an identifier": ("id,y\n" + rows(lambda i: f"k{i}", number), ["--max-categories", "5"], "has 12 different texts, more than 5; leave it out with --ignore"),
+    "an identifier": ("id,y\n" + rows(lambda i: f"k{i}", number), ["--max-categories", "5"], "has 12 different texts, more than 5; allow as many with --max-categories, or leave it out with --ignore"),
     "nothing to learn from": ("y\n" + rows(number), [], "no column is left to learn from"),
     "only constants": ("x,y\n" + rows(lambda i: 1, number), [], "no column is left to learn from"),
     "ignoring the target": ("x,y\n" + rows(number, number), ["--ignore", "y"], "must not name the target 'y'"),

@@ -23,8 +23,11 @@ class ColumnProblems(ValueError):
     def __init__(self, label: str, problems: dict[str, Problem]) -> None:
         self.problems = problems
         cell = "correct it, leave the cell empty, name it with `missing`"
-        either = f"{cell}, or take the column as categories with `categorical`"
-        remedies = {"ignore": "leave it out with `ignore`", "missing": either}
+        remedies = {
+            "ignore": "leave it out with `ignore`",
+            "many": "allow as many with `max_categories`, or leave it out with `ignore`",
+            "missing": f"{cell}, or take the column as categories with `categorical`",
+        }
         lines = [f"column {quote(name)} {p.message}; {remedies[p.remedy]}." for name, p in problems.items()]
         super().__init__(f"{label}: " + (lines[0] if len(lines) == 1 else f"{len(lines)} columns need a decision."))
         if len(lines) > 1:

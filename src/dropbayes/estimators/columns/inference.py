@@ -106,7 +106,7 @@ def _category(cells: Cells, max_categories: int, *, forced: bool) -> Column | Le
             what += f", or numbers in a notation that is not read (such as {quote(categories[0])})"
         return LeftOut(f"{what}: {len(categories):,} different texts in {n_rows:,} rows")
     if len(categories) > max_categories:
-        return Problem(f"has {len(categories):,} different texts, more than {max_categories}", "ignore")
+        return Problem(f"has {len(categories):,} different texts, more than {max_categories}", "many")
     return Column(cells.name, "category", categories=tuple(categories), flagged=absent)
 
 
