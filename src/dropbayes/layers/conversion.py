@@ -4,6 +4,7 @@ The copy has the same modules and state dict: dropout is attached to the weight 
 probabilities of dropout that a network has can be set in a copy, too.
 """
 
+import contextlib
 import functools
 import itertools
 import warnings
@@ -85,12 +86,10 @@ def _already_dropped(net: nn.Module, x: PyTree, layers: list[tuple[str, nn.Modul
     """The weight layers whose input is dropped already: traced with an input, else known only in `nn.Sequential`."""
     if x is not None:
         called: set[nn.Module] = set()
-        notes = [module.register_forward_pre_hook(lambda m, args: called.add(m)) for _, module in layers]
-        try:
+        with contextlib.ExitStack() as noted:
+            for _, module in layers:
+                noted.enter_context(module.register_forward_pre_hook(lambda m, args: called.add(m)))
             traced = structure.keep_probs(net, x)
-        finally:
-            for note in notes:
-                note.remove()
         uncalled = [name for name, layer in layers if layer not in called]
         _warn(uncalled, "are not called on `x` (another module may read their weights): they get no dropout.")
         names = {name.rpartition(".")[0] for name, p in traced.items() if p < 1}

@@ -92,9 +92,8 @@ def decays(net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, float] | No
             # A computed weight is another object each time it is read.
             key = id(value) if isinstance(value, nn.Parameter) else -len(found) - 1
             first = layer in inputs and structure.reads_input(module, parameter)
-            found.setdefault(key, Decay(layer, module, parameter, p, prior, first))
-            if p < found[key].keep_prob:
-                found[key] = replace(found[key], keep_prob=p)
+            known = found.setdefault(key, Decay(layer, module, parameter, p, prior, first))
+            found[key] = replace(known, keep_prob=min(p, known.keep_prob))
     yield from found.values()
 
 
