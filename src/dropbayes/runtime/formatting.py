@@ -20,13 +20,11 @@ class Table:
 
     def text(self) -> str:
         rows = [self.head, *self.rows] if self.head else list(self.rows)
-        columns = []
-        for index, cells in enumerate(zip(*rows, strict=True)):
-            side, width = self.align[index : index + 1] or "<", max(map(len, cells))
-            columns.append([f"{cell:{side}{width}}" for cell in cells])
-        lines = ["  ".join(row) for row in zip(*columns, strict=True)]
+        widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+        forms = [f"{side}{width}" for side, width in zip(self.align.ljust(len(widths), "<"), widths, strict=False)]
+        lines = ["  ".join(map(format, row, forms)) for row in rows]
         if self.rule:
-            lines.insert(1, "  ".join("-" * len(column[0]) for column in columns))
+            lines.insert(1, "  ".join("-" * width for width in widths))
         return "\n".join(line.rstrip() for line in ([self.title] if self.title else []) + [*lines, *self.notes])
 
     def html(self) -> str:
