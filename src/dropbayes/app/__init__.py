@@ -1,7 +1,4 @@
-"""The application: tables, models in folders, the report, the command line, the server, jobs and the page.
-
-It stands on public names of the library alone.
-"""
+"""The application on public names of the library: tables, model folders, report, command line, server, jobs, page."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -99,13 +99,8 @@ def fit_atoms(mixture: Mixture, y: Tensor, weight: Tensor) -> Atoms | None:
     outcomes, order = (mixture.location + mixture.scale * scores[:, None, None]).flatten().sort()
     mass = (weight / weight.sum()).expand(_LEVELS, mixture.n_draws, -1).flatten()[order].cumsum(0)
     mass = mass / mass[-1]
-
-    def latent(total: Tensor) -> Tensor:
-        return outcomes[torch.searchsorted(mass, total).clamp_max(len(outcomes) - 1)]
-
-    up_to = share.cumsum(0)
-    low, high = latent(up_to - share)[chosen], latent(up_to)[chosen]
-    atoms = values[chosen]
+    atoms, ends = values[chosen], torch.stack([share.cumsum(0) - share, share.cumsum(0)])[:, chosen]
+    low, high = outcomes[torch.searchsorted(mass, ends).clamp_max(len(outcomes) - 1)]
     low, high = torch.minimum(low, atoms), torch.maximum(high, atoms)
     low[1:] = torch.maximum(low[1:], atoms[:-1])
     high[:-1] = torch.minimum(high[:-1], low[1:])

@@ -143,8 +143,7 @@ class Ensemble(ABC):
         """
         nets, population = self.networks_, self.population_
         random = [bool((p > 0).any()) for p in population.drop_prob]
-        # Where nothing is dropped and no process adds its draws, each network is one function.
-        several = any(random) or any(member.offset for member in population.members)
+        several = any(random) or any(member.offset for member in population.members)  # else each is one function
         n_rows, n_draws = self.block_rows, self._n_drawn if several else 1
         for start in range(0, len(x), n_rows):
             rows = slice(start, min(start + n_rows, len(x)))

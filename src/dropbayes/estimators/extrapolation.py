@@ -55,9 +55,8 @@ def _spread(mixture: Mixture, deviation: Tensor) -> Mixture:
     smoothed = _SMOOTHED if mixture.n_draws > 1 else 1.0
     deviation = deviation.to(mixture.location)
     scores = normal_scores(mixture.n_draws).to(deviation).view(-1, *[1] * deviation.dim())
-    shift = math.sqrt(1 - smoothed) * scores * deviation
     scale = (mixture.scale.square() + smoothed * deviation.square()).sqrt()
-    return Mixture(mixture.location + shift, scale, mixture.freedom)
+    return Mixture(mixture.location + math.sqrt(1 - smoothed) * scores * deviation, scale, mixture.freedom)
 
 
 def normal_scores(n: int, step: float = _GOLDEN) -> Tensor:

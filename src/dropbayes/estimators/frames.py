@@ -24,10 +24,7 @@ if TYPE_CHECKING:
 
 
 def frame_schema(frame: Any) -> Schema:
-    """The role of each column of a training frame, inferred from its type and its cells, or an error.
-
-    Columns that teach nothing are left out.
-    """
+    """The role of each column that can teach something, inferred from its type and its cells, or an error."""
     import pyarrow as pa
 
     from dropbayes.estimators.columns.cells import Cells

@@ -34,10 +34,7 @@ class MissingValues:
         return cls(np.where(absent, 0.0, x).sum(0) / np.maximum((~absent).sum(0), 1), np.flatnonzero(absent.any(0)))
 
     def encode(self, x: Numbers) -> Numbers:
-        """The columns filled, followed by the indicators: 1 where a value was missing.
-
-        A value missing in a column that was complete in training is filled without an indicator.
-        """
+        """The columns filled, then for each that lacked values in training an indicator: 1 where one is missing."""
         absent = np.isnan(x)
         return np.column_stack([np.where(absent, self.fill, x), absent[:, self.columns].astype(np.float64)])
 

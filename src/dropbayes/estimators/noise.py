@@ -181,8 +181,7 @@ def _initial_noise(draws: Tensor, features: Tensor, y: Tensor, weight: Tensor, s
     n_outputs, n_features = len(y), features.shape[2]
     # A Gaussian's deviation is 1.5 medians of its errors; the steps are too few to come down from that of outliers.
     error, order = (y - draws.mean(1)).abs().sort(1)
-    share = weight[order].cumsum(1) / weight.sum()
-    median = error.gather(1, (share < 0.5).sum(1, keepdim=True))[:, 0]
+    median = error.gather(1, (weight[order].cumsum(1) / weight.sum() < 0.5).sum(1, keepdim=True))[:, 0]
     deviation = (error.square() * weight[order]).mean(1).sqrt()
     residual = torch.minimum(deviation, (2.5 * median).maximum(0.02 * deviation)).clamp(min=1e-6).log()
     first = torch.randn(n_features, _HIDDEN, generator=source).to(y) / math.sqrt(n_features)

@@ -65,5 +65,4 @@ def row_groups(x: np.ndarray, y: np.ndarray) -> np.ndarray | None:
         return None
     inputs = np.unique(rows[:, : x.shape[1]], axis=0, return_inverse=True)[1].reshape(-1)
     copy = copy.reshape(-1)
-    repeated = np.bincount(inputs)[inputs[copy]] > 1
-    return np.where(repeated, len(rows) + np.arange(len(table)), copy)
+    return np.where(np.bincount(inputs)[inputs[copy]] > 1, len(rows) + np.arange(len(table)), copy)

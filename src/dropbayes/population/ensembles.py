@@ -121,8 +121,7 @@ def choose_ensemble(
         raise ValueError(f"No candidate's training and likelihood stayed finite. {remedy}")
     selection = greedy_selection(density, row_weight, n_members, error)
     chosen = select(trained, [number * n_folds + fold for number in selection for fold in range(n_folds)])
-    precision = (chosen.precision * chosen.y_scale.square())[::n_folds]
-    found = log_likelihood.cpu(), tuple(selection), precision.cpu()
+    found = log_likelihood.cpu(), tuple(selection), (chosen.precision * chosen.y_scale.square())[::n_folds].cpu()
     return EnsembleChoice(tuple(candidates), *found, held_out, tasks, chosen)
 
 
@@ -185,10 +184,9 @@ def _score_candidates(
     group = torch.arange(len(candidates)).repeat_interleave(n_folds)
     trained, density, error = fit_and_score(trained, [task.held_out for task in tasks], n_draws=n_draws, groups=group)
 
-    def by_row(values: Tensor) -> Tensor:
-        return torch.cat([values[k::n_folds, :size] for k, size in enumerate(sizes)], 1)
-
-    return trained, by_row(density.nan_to_num(nan=-torch.inf)), by_row(error)
+    found = density.nan_to_num(nan=-torch.inf), error
+    density, error = (torch.cat([v[k::n_folds, :size] for k, size in enumerate(sizes)], 1) for v in found)
+    return trained, density, error
 
 
 def random_folds(groups: Tensor, n_folds: int, *, strata: Tensor | None, seed: int = 0) -> list[tuple[Tensor, Tensor]]:

@@ -57,8 +57,7 @@ def draws(population: Population, x: Any, *, n_draws: int, seed: int = 0) -> tup
     mask: for draws that are functions, take a member's `network`. For the categorical likelihood the means are class
     probabilities and the variances theirs.
     """
-    inputs, _ = _task_rows(population, x)
-    return _draws(population, inputs, n_draws, seed)
+    return _draws(population, _task_rows(population, x)[0], n_draws, seed)
 
 
 def evaluate(population: Population, rows: Any, *, n_draws: int = 1000, seed: int = 0) -> Evaluation:
@@ -165,8 +164,7 @@ def _best_precision(error: Tensor, log: Tensor, weight: Tensor, group: Tensor) -
 
     error = torch.where((weight > 0) & error.isfinite(), error, 0)  # networks that diverged
     count = group_sum(torch.ones_like(error[0]))
-    smallest = error.amin(0)  # start from the best draw of each row: an upper bound of τ
-    log_tau = (count / group_sum(smallest).clamp(min=1e-12)).log()
+    log_tau = (count / group_sum(error.amin(0)).clamp(min=1e-12)).log()  # of each row's best draw: an upper bound
     for _ in range(60):
         tau = log_tau.exp()[group].to(error.dtype)[:, None]
         share = torch.softmax((-0.5 * tau * error).sum(-1) + log, 0)[..., None]

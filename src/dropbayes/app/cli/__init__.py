@@ -1,7 +1,4 @@
-"""The command line: fit, predict, evaluate, calibrate, explain, report, serve, demo, page.
-
-Nothing heavy is imported before a command needs it.
-"""
+"""The command line (fit, predict, evaluate, calibrate, explain, report, serve, demo, page), quick to import."""
 
 import contextlib
 import os

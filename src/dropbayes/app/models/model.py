@@ -34,8 +34,7 @@ def _row(row: int) -> str:
 
 def uncertainty_percentiles(ensemble: Ensemble, x: NumpyArray) -> dict[str, float]:
     """The 50th, 90th, 95th and 99th percentile of the uncertainty of known rows, to compare later rows with."""
-    some = x[:: -(-len(x) // 2000)]  # of many rows, evenly spaced ones
-    values = uncertainty(Predictor(ensemble).predict_inputs(some))
+    values = uncertainty(Predictor(ensemble).predict_inputs(x[:: -(-len(x) // 2000)]))  # evenly spaced ones of many
     return {str(level): float(np.percentile(values, level)) for level in (50, 90, 95, 99)}
 
 

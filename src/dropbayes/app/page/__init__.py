@@ -41,11 +41,9 @@ def _as_function(name: str, text: str) -> str:
 
 def content_policy(*, script: str, style: str) -> str:
     """The content security policy: the page's own script and style by digest, a worker made of them, no request."""
-
-    def digest(text: str) -> str:
-        return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
-
-    sources = f"script-src {digest(script)}; style-src {digest(style)}; worker-src blob:; img-src data:"
+    digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (script, style))
+    own_script, own_style = (f"'sha256-{digest}'" for digest in digests)
+    sources = f"script-src {own_script}; style-src {own_style}; worker-src blob:; img-src data:"
     return f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"
 
 

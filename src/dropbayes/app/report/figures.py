@@ -115,9 +115,8 @@ def transforms(measured: Regression) -> Figure:
         svg.band(_DIAGONAL, np.full(2, max(expected - error, 0.0)), np.full(2, expected + error), kind="haze"),
         svg.line(_DIAGONAL, np.full(2, expected), kind="ideal"),
     )
-    x = Axis(0.0, 1.0, "rank of the truth in its prediction (PIT)")
     y = Axis(0.0, 1.08 * max(float(tally.max()), expected + error), "rows")
-    return Figure("pit", x, y, marks, half=True)
+    return Figure("pit", Axis(0.0, 1.0, "rank of the truth in its prediction (PIT)"), y, marks, half=True)
 
 
 def probabilities(measured: Classification) -> Figure:
@@ -181,8 +180,7 @@ def risk_coverage(measured: Measured) -> Figure:
         svg.line(share, risk, kind="measured"),
         svg.stems(np.array([0.9, 0.8]), np.zeros(2), np.full(2, top), kind="edge"),
     )
-    x = Axis(0.0, 1.0, "share of rows kept", percent=True)
     y = Axis(0.0, top, f"{measured.loss_name} of the rows kept", percent=measured.show is percent)
     kept = {round(100 * share): risk_after_deferring(curve, share) for share in (0.1, 0.2)}
     bought = {share: remains for share, (deferred, remains) in kept.items() if deferred}
-    return Figure("risk", x, y, marks, facts={"bought": bought})
+    return Figure("risk", Axis(0.0, 1.0, "share of rows kept", percent=True), y, marks, facts={"bought": bought})

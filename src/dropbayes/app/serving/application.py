@@ -90,8 +90,7 @@ class Service:
                         self._held_bytes += len(chunk)
                         if len(body) > settings.max_body:
                             raise too_long
-                        # In memory at once may be as much as eight of the longest bodies.
-                        if len(body) > _SMALL_BODY and self._held_bytes > 8 * settings.max_body:
+                        if len(body) > _SMALL_BODY and self._held_bytes > 8 * settings.max_body:  # eight at once
                             raise HTTPException(429, "too many long requests at once; try again in a moment.")
             except TimeoutError:
                 raise HTTPException(408, f"the body took longer than {settings.body_seconds:g} s to arrive.") from None

@@ -57,9 +57,8 @@ class Batches:
         if self._closed:
             raise RuntimeError("the server is shutting down")
         job = _Job(predictor, x, asyncio.get_running_loop().create_future())
-        # Half of the time is for the work ahead of a request, half for its own.
         ahead = sum(other.draws_left for other in self._waiting if other.draws_left <= job.draws_left)
-        if ahead > self._max_seconds / 2 * self._draws_per_second:
+        if ahead > self._max_seconds / 2 * self._draws_per_second:  # the other half is for its own work
             raise HTTPException(429, "too much work is waiting for a request of this size; try again later.")
         self._waiting.append(job)
         if self._work is None or self._work.done():
