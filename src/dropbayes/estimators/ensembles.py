@@ -62,7 +62,7 @@ class Ensemble(ABC):
     bins_: Bins | None
     forest_: Trees | None = None
     boosted_: Trees | None = None
-    recalibration: Any = None  #: That of the predictions (`dropbayes.estimators.recalibration`), if any.
+    recalibration: Any = None  #: What corrects the predictions (`dropbayes.estimators.recalibration`), if anything.
 
     def __init__(self, **parameters: Any) -> None:
         self._names = tuple(parameters)

@@ -1,6 +1,5 @@
 r"""The estimators as model files."""
 
-import os
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -12,12 +11,12 @@ from dropbayes.estimators.inputs import Bins, MissingValues
 from dropbayes.population import Member, Population
 from dropbayes.population.heads import head_of
 from dropbayes.population.records import ACTIVATIONS, STACKED
-from dropbayes.runtime import storage
+from dropbayes.runtime import files, storage
 
 _SCORES = ("held_out_score_", "baseline_score_")
 
 
-def save(estimator: Any, path: str | os.PathLike[str]) -> None:
+def save(estimator: Any, path: files.AnyPath) -> None:
     """Writes a fitted estimator, with the state and the records specific to its class."""
     parameters = estimator.get_params(deep=False)
     if not isinstance(parameters["random_state"], int | np.integer | None):
@@ -50,7 +49,7 @@ def save(estimator: Any, path: str | os.PathLike[str]) -> None:
     storage.save(path, tensors, kind=estimator.saved_as, settings=settings)
 
 
-def load(kind: Any, path: str | os.PathLike[str]) -> Any:
+def load(kind: Any, path: files.AnyPath) -> Any:
     """The estimator of the given class in a file."""
     file = storage.load(path, kinds=[kind.saved_as])
     try:

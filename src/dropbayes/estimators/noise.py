@@ -24,7 +24,7 @@ from dropbayes.estimators.extrapolation import normal_scores
 from dropbayes.predictive import Mixture, draw_mean
 
 PENALTIES = (0.1, 1.0, 10.0, 1e4)  # tried on the squared weights of log σ, in nats; the last makes σ constant
-MIN_FREEDOM = 3.0  # from here on the variance of Student's t is at most three times the squared scale
+MIN_FREEDOM = 3.0  # Student's t has a variance above 2; from 3 on it is at most three times the squared scale
 _HIDDEN = 16
 _LEARNED = ("first", "first_bias", "second", "second_bias", "log_shrink", "raw_spread", "log_freedom")
 _LIGHT_TAILS = math.log(1000.0)  # log(ν - 3) of a t that stands for a Gaussian: their distributions differ by 1/(4ν)

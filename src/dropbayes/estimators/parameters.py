@@ -22,8 +22,8 @@ class Effort:
     """The settings of a search, which do not depend on the table."""
 
     candidates: tuple[Candidate, ...]
-    binned: tuple[Candidate, ...] = ()  # that see bins of the columns too: better where the target jumps or bends
-    offset: tuple[Candidate, ...] = ()  # that learn what a Gaussian process leaves; without any, none is fitted
+    binned: tuple[Candidate, ...] = ()  # that see the bins too: better where the target jumps, worse where it is smooth
+    offset: tuple[Candidate, ...] = ()  # that learn what a Gaussian process leaves; without any, no process is fitted
     n_finalists: int = 0  # the best candidates, which are trained again for all steps
     hidden: tuple[int, ...] = (48, 48)  # widths: multiples of 16 fill a processor's vectors (50 takes as long as 64)
     wide_rows: int = 10**9  # from so many rows on, the hidden layers are twice as wide
@@ -136,8 +136,7 @@ class Parameters(BaseEstimator):
             value, auto = getattr(self, name), "" if name in ("min_epochs", "n_draws") else "'auto' or "
             if not (auto and value == "auto") and not (isinstance(value, numbers.Integral) and int(value) >= 1):
                 raise ValueError(f"`{name}` must be {auto}a positive integer; got {value!r}.")
-        rate = self.learning_rate
-        if rate != "auto" and not (isinstance(rate, numbers.Real) and rate > 0):
+        if (rate := self.learning_rate) != "auto" and not (isinstance(rate, numbers.Real) and rate > 0):
             raise ValueError(f"`learning_rate` must be 'auto' or a positive number; got {rate!r}.")
         for name in ("drop_prob", "weight_decay"):
             value = getattr(self, name)

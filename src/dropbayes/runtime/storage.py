@@ -45,7 +45,7 @@ class ModelFile:
         return value
 
 
-def save(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], *, kind: str, settings: dict[str, Any]) -> None:
+def save(path: files.AnyPath, tensors: Mapping[str, Tensor], *, kind: str, settings: dict[str, Any]) -> None:
     """Writes a model file, whole or not at all; the settings are JSON values."""
     from safetensors.torch import save as serialise
 
@@ -64,7 +64,7 @@ def save(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], *, kind: s
     files.write_bytes(path, contents[:start] + digest + contents[start + len(digest) :])
 
 
-def load(path: str | os.PathLike[str], *, kinds: Collection[str]) -> ModelFile:
+def load(path: files.AnyPath, *, kinds: Collection[str]) -> ModelFile:
     """The contents of a model file of one of the given kinds; a ValueError, and no other error, for other contents."""
     if pathlib.Path(path).is_dir():
         remedy = "dropbayes.load reads the folder of a whole model"

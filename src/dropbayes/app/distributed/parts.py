@@ -76,8 +76,8 @@ def write_part(predictor: Predictor, prefix: str | None, part: Part) -> int:
 
 def predict_parquet(
     predictor: Predictor,
-    source: str | os.PathLike[str],
-    folder: str | os.PathLike[str],
+    source: files.AnyPath,
+    folder: files.AnyPath,
     *,
     engine: str = "processes",
     n_workers: int | None = None,

@@ -1,7 +1,6 @@
 """A complete model of a table: its networks, its columns, its calibration and its origin."""
 
 import copy
-import os
 import pathlib
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self, TypeVar
@@ -21,6 +20,7 @@ from dropbayes.estimators.columns.schema import Task, list_names
 from dropbayes.estimators.ensembles import Ensemble
 from dropbayes.estimators.frames import as_frame, as_table, frame_inputs, frame_schema
 from dropbayes.estimators.recalibration import Method, fit_recalibration, with_recalibration
+from dropbayes.runtime.files import AnyPath
 from dropbayes.runtime.validation import NumpyArray, quote
 
 __all__ = ["Model", "load", "uncertainty_percentiles"]
@@ -183,7 +183,7 @@ class Model:
         origin = {name: value for name, value in self.origin.items() if name != "calibration"}
         return replace(self, ensemble=with_recalibration(self.ensemble, None), origin=origin)
 
-    def save(self, path: str | os.PathLike[str]) -> Self:
+    def save(self, path: AnyPath) -> Self:
         """Writes the model's folder atomically, replacing an existing one; returns the model with its folder."""
         digest = storage.write(path, self.ensemble, self.schema, self.origin)
         return replace(self, path=pathlib.Path(path), digest=digest)
@@ -195,7 +195,7 @@ class Model:
         storage.write_origin(self.path, self.schema, self.origin, self.digest)
 
 
-def load(path: str | os.PathLike[str]) -> Model:
+def load(path: AnyPath) -> Model:
     """The model in a folder written by `dropbayes fit` or `Model.save`, with its columns and calibration.
 
     Raises ValueError for a folder without a model, with a damaged one, or with one of another format.

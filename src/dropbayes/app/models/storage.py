@@ -48,7 +48,7 @@ def check_place(path: pathlib.Path) -> None:
         raise OSError(f"the folder {str(place)!r} cannot be written to: {error.strerror}; choose another.") from None
 
 
-def write(path: str | os.PathLike[str], estimator: Ensemble, schema: Schema, origin: Origin) -> str:
+def write(path: files.AnyPath, estimator: Ensemble, schema: Schema, origin: Origin) -> str:
     """Writes the folder of a model and returns the digest of its networks; a previous one stays if anything fails."""
     path = pathlib.Path(os.path.abspath(path))
     check_place(path)
@@ -78,7 +78,7 @@ def signed(values: dict[str, Any]) -> dict[str, Any]:
     return {**others, "digest": hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()}
 
 
-def read(path: str | os.PathLike[str], attempts: int = 10) -> tuple[Ensemble, Schema, Origin, str]:
+def read(path: files.AnyPath, attempts: int = 10) -> tuple[Ensemble, Schema, Origin, str]:
     """The networks in a folder, recalibrated, their columns, the origin of the fit, and the digest of the networks.
 
     A model that is replaced meanwhile is read again, at most so many times.

@@ -76,7 +76,7 @@ def _band_along(x: Numbers, feature: int, inputs: ReportInputs, measured: Regres
     years = svg.round_ticks(*ends)
     days = None if date is None or all(t == round(t) for t in years) else [(t, date.text(t)) for t in years]
     x_axis = Axis(*ends, inputs.names[feature] if date is None else date.title, ticks=days)
-    places = [date.text(p) if date else f"{p:.6g}".replace("-", "−") for p in band]  # no marks: it may be a year
+    places = [date.text(p) if date else f"{p:.6g}".replace("-", "−") for p in band]  # no thousands marks: a year?
     facts = _widening(band, places, outer[1] - outer[0], *(where for where, _ in known))
     return Figure("band", x_axis, y_axis, marks, facts={"along": x_axis.label, "known": bool(known), **facts})
 

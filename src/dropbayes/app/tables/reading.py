@@ -9,7 +9,6 @@ import contextlib
 import csv
 import io
 import itertools
-import os
 import pathlib
 import sys
 from abc import abstractmethod
@@ -21,6 +20,7 @@ from pyarrow import csv as arrow_csv
 from pyarrow import parquet
 
 from dropbayes.estimators.columns.inference import UNNAMED
+from dropbayes.runtime.files import AnyPath
 from dropbayes.runtime.formatting import count
 from dropbayes.runtime.validation import quote
 
@@ -83,7 +83,7 @@ class Source(contextlib.AbstractContextManager["Source"]):
         return self.label if row < 0 else f"{self.label}, row {row + 1}"
 
 
-def open_table(path: str | os.PathLike[str], *, delimiter: str | None = None, encoding: str | None = None) -> Source:
+def open_table(path: AnyPath, *, delimiter: str | None = None, encoding: str | None = None) -> Source:
     """The table in a CSV or Parquet file; "-" is CSV from standard input.
 
     CSV may be compressed with gzip, zstd or bzip2. Standard input, pipes and encodings other than UTF-8 are read into
