@@ -29,8 +29,7 @@ class Effort:
     wide_rows: int = 10**9  # from so many rows on, the hidden layers are twice as wide
     learning_rate: float = 0.01  # that of Adam at first; it decays to zero along a cosine
     betas: tuple[float, float] = (0.9, 0.999)  # of Adam: a second that forgets sooner saves a third of the steps
-    # Rows per step from 3,000 rows on: steps of 256 are half as many, at a rate greater by the root of two.
-    large_batch: int = 128
+    large_batch: int = 128  # rows per step from 3,000 rows on; of 256, half the steps at a rate greater by root two
     weight_decays: tuple[float, ...] = (1e-6,)  # λ, relative to half the mean squared error of standardised targets
     steps: int = 2000  # of a network, + `steps_per_row` · N, at most `max_steps` unless the epochs need more
     steps_per_row: float = 0.0

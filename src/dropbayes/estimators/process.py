@@ -98,8 +98,7 @@ class Process:
         """The error and its deviation, as in `leave_one_out`, of each anchor; these belong to the halves in turn."""
         number = torch.arange(len(self.anchors))
         other = 1 - number % 2
-        # Too inexact for predictions, where a smooth relation without noise is learned.
-        inverse = torch.cholesky_inverse(self._factors)
+        inverse = torch.cholesky_inverse(self._factors)  # too inexact for predictions of what has no noise
         precision = inverse.diagonal(dim1=1, dim2=2)[other, number]
         return (inverse @ self.targets)[other, number] / precision, precision.rsqrt()
 

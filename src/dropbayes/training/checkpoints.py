@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from dropbayes.runtime import files
 from dropbayes.runtime.validation import check_count
 
-# A file is this line, the SHA-256 of the rest, and the rest: a dictionary as torch saves it.
-_MAGIC = b"dropbayes checkpoint 5\n"
+_MAGIC = b"dropbayes checkpoint 5\n"  # then the SHA-256 of the rest, and the rest: a dictionary as torch saves it
 _PLAIN = (bool, int, float, str, tuple, type(None))
 
 
