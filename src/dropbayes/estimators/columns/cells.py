@@ -14,7 +14,7 @@ from dropbayes.estimators.columns.dates import days_of
 from dropbayes.estimators.columns.notation import NUMBER, PLAIN, Notation, notation_of
 from dropbayes.runtime.validation import Numbers, quote
 
-MISSING = ("", "NA", "N/A", "NaN", "nan", "NAN", "null", "NULL", "?")
+MISSING = ("", "NA", "N/A", "NaN", "nan", "NAN", "null", "NULL", "?", "#N/A", "<NA>")
 """The cells that mean "no value", spaces around them not counted."""
 
 BOOLEANS = {"true": 1.0, "yes": 1.0, "y": 1.0, "t": 1.0, "false": 0.0, "no": 0.0, "n": 0.0, "f": 0.0}
