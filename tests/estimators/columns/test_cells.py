@@ -10,7 +10,9 @@ from dropbayes.estimators.columns import Cells
 from tests.estimators.columns.places import at, texts
 
 
-@pytest.mark.parametrize("token", ["", "  ", "NA", "N/A", "NaN", "nan", "NAN", "null", "NULL", "?", "#N/A", "<NA>", " NA "])
+@pytest.mark.parametrize(
+    "token", ["", "  ", "NA", "N/A", "NaN", "nan", "NAN", "null", "NULL", "?", "#N/A", "<NA>", " NA "]
+)
 def test_missing_tokens_are_no_numbers_and_no_categories(token):
     assert np.isnan(Cells(texts(token), "a", at).numbers()).all()
     assert Cells(texts(token), "a", at).labels() == [None]

@@ -20,7 +20,7 @@ PARTS = {
 
 _YEAR = 365.2425  # days
 # A day without separators, months, ISO weeks and quarters, as those of the end of a year are written.
-_PERIODS = ("%Y%m%d", "%Y-%m", "%Y/%m", "%G-W%V", "%GW%V", "%YQ4", "%Y-Q4", "%Y Q4")
+_PERIODS = ("%Y%m%d", "%Y-%m", "%Y/%m", "%b %Y", "%b-%Y", "%G-W%V", "%GW%V", "%YQ4", "%Y-Q4", "%Y Q4", "Q4 %Y")
 
 
 def is_date(texts: pa.Array) -> bool:
@@ -37,12 +37,14 @@ def is_date(texts: pa.Array) -> bool:
 
 def period_of(texts: pa.Array) -> str | None:
     """The format in which all texts are months, quarters, ISO weeks or days without separators; None if none is."""
+    digits = {"%Y": "(1[89]|2[01])[0-9]{2}", "%G": "(1[89]|2[01])[0-9]{2}", "%b": "[a-z]{3,9}", "4": "[1-4]"}
     for form in _PERIODS:
-        pattern = re.sub("%[mdV]", "[0-9]{2}", re.sub("%[YG]", "(1[89]|2[01])[0-9]{2}", form)).replace("Q4", "Q[1-4]")
+        pattern = re.sub("%.|4", lambda part: digits.get(part[0], "[0-9]{2}"), form)
         written = pc.match_substring_regex(texts, f"(?i)^{pattern}$")
         if len(texts) and pc.all(written).as_py() and not _parse(texts, form).null_count:
-            to_next_year = {text[5:] == f"{int(text[:4]) + 1}"[2:] for text in pc.unique(texts).to_pylist()}
-            return None if form in ("%Y-%m", "%Y/%m") and to_next_year == {True} else form  # 2010-11 may be a season
+            by_month = form in ("%Y-%m", "%Y/%m")  # of which 2010-11, 2011-12 and so on may be seasons
+            years = [(text[5:], f"{int(text[:4]) + 1}"[2:]) for text in pc.unique(texts).to_pylist() if by_month]
+            return None if by_month and all(month == after for month, after in years) else form
     return None
 
 
@@ -101,8 +103,11 @@ def _parse(texts: pa.Array, form: str) -> pa.Array:
 
 def _first_day(text: str) -> datetime.date | None:
     """The day itself, or the first one of a month, quarter or ISO week."""
-    month = re.sub("[- ]?Q([1-4])$", lambda quarter: f"-{3 * int(quarter[1]) - 2:02}", text.upper())
+    text = re.sub("^(Q[1-4]) ([0-9]{4})$", r"\2\1", text.upper())
+    month = re.sub("[- ]?Q([1-4])$", lambda quarter: f"-{3 * int(quarter[1]) - 2:02}", text)
     try:
+        if text[:1].isalpha():
+            return datetime.datetime.strptime(f"{text[:3]} {text[-4:]}", "%b %Y").date()
         return datetime.date.fromisoformat(re.sub("^([0-9]{4})[-/]([0-9]{2})$", r"\1-\2-01", month))
     except ValueError:
         return None
