@@ -1,5 +1,6 @@
 """Finding the sites of a network, and refusing what cannot be looked into."""
 
+import copy
 import gc
 
 import pytest
@@ -159,3 +160,51 @@ def test_arguments_of_the_same_shapes_and_other_names_are_inspected_apart():
     for name in ("scale", "shift"):
         expected = [db.function_draw(net, i, n_draws=5)(x=x, **{name: other}) for i in range(5)]
         torch.testing.assert_close(db.draws(net, {"x": x, name: other}, n_draws=5), torch.stack(expected))
+
+
+ALIKE = {"zeros": torch.zeros_like, "ones": torch.ones_like, "one row": lambda x: x[:1].expand_as(x).clone()}
+
+
+def copies_that_lie_apart():
+    def forward(m, x):
+        h = torch.tanh(m.a(x)).repeat(2, 1)
+        h = h * F.dropout(torch.ones_like(h), 0.3, m.training)
+        return (m.o(h).view(2, len(x), 2) * torch.tensor([1.0, 3.0])[:, None, None]).sum(0)
+
+    return Module(forward, a=nn.Linear(6, 8, bias=False), o=nn.Linear(8, 2, bias=False))
+
+
+@pytest.mark.parametrize(("first", "n_rows"), [("zeros", 3), ("zeros", 1), ("ones", 3), ("one row", 3)])
+def test_a_strategy_that_was_tried_on_rows_that_are_alike_is_tried_again_on_others(first, n_rows):
+    torch.manual_seed(0)
+    net, x = copies_that_lie_apart(), torch.randn(n_rows, 6)
+    expected = db.draws(copy.deepcopy(net), x, n_draws=6)
+    db.draws(net, ALIKE[first](x), n_draws=6)
+    torch.testing.assert_close(db.draws(net, x, n_draws=6), expected)
+    later = copy.deepcopy(net)
+    db.sites(later, x)
+    db.draws(later, ALIKE[first](x), n_draws=6, masks="row")  # inspected on other rows, and tried on these
+    expected = db.draws(copy.deepcopy(net), x, n_draws=6, masks="row")
+    torch.testing.assert_close(db.draws(later, x, n_draws=6, masks="row"), expected)
+
+
+@pytest.mark.parametrize("first", ALIKE)
+def test_rows_that_are_alike_hide_that_others_depend_on_each_other_for_one_call_only(first):
+    net, x = Module(lambda m, x: m.o(m.d(x - x.mean(0))), d=nn.Dropout(0.3), o=nn.Linear(6, 2)), torch.randn(3, 6)
+    db.draws(net, ALIKE[first](x), n_draws=6)
+    with pytest.raises(ValueError, match="its rows depend on each other"):
+        db.draws(net, x, n_draws=6)
+
+
+def test_rows_that_are_alike_are_inspected_once_and_others_once_more():
+    passes = []
+    net = Module(lambda m, x: (passes.append(len(x)), m.o(m.d(x)))[1], d=nn.Dropout(0.3), o=nn.Linear(6, 2))
+
+    def passes_of(x):
+        passes.clear()
+        db.draws(net, x, n_draws=6)
+        return len(passes)
+
+    zeros, others = torch.zeros(3, 6), torch.randn(3, 6)
+    counts = [passes_of(x) for x in (zeros, zeros, others, zeros, others + 1)]
+    assert counts[1] == counts[3] == counts[4] < counts[0] == counts[2]

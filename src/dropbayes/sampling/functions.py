@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils._pytree import PyTree
 
 from dropbayes.runtime.validation import check_choice
@@ -23,6 +23,7 @@ from dropbayes.sampling.strategies import ONE_BY_ONE, Strategy, Work, evaluate
 from dropbayes.sampling.trials import chosen_strategy
 from dropbayes.tracing import Interception, Ones
 from dropbayes.tracing.generators import HostDraws, names_generators
+from dropbayes.tracing.operations import outside_transforms
 from dropbayes.tracing.states import NetworkState
 from dropbayes.tracing.views import View, checked_network, eagerly
 
@@ -135,7 +136,7 @@ def called_draw(
         raise TypeError("a draw takes positional or named arguments, not both. Name all of them.")
     x = kwargs or (args[0] if len(args) == 1 else args)
     inputs, by_position = as_inputs(x, net, row_axis=sampling.row_axis), sampling.positions is not None
-    seen = replace(inputs, leaves=tuple(map(_outside_transforms, inputs.leaves)))
+    seen = replace(inputs, leaves=tuple(map(outside_transforms, inputs.leaves)))
     inspection = inspect(net, seen, sampling.ignored, positions=by_position, any_length=by_position)
     inspection.profile.check_random()
     spec = mask_spec(inspection.profile, inputs, keys=keys, masks=masks, sampling=sampling)
@@ -173,13 +174,3 @@ def _by_strategy(inspection: Inspection, inputs: Inputs, spec: MaskSpec, draw: r
     work = Work(inspection.network, inputs, leaves, draw, rows, pairs=min(64, inputs.n_rows))
     pairs = zip(evaluate(strategy, spec, work), spec.profile.outputs, strict=True)
     return spec.profile.structure.build([move_row_axis(out[0], layout, 0) for out, layout in pairs])
-
-
-def _outside_transforms(leaf: PyTree) -> PyTree:
-    """A tensor as it is outside of the caller's own `torch.func` transforms; of a mapped one, the first member."""
-    functorch: Any = torch._C._functorch
-    while isinstance(leaf, Tensor) and functorch.is_functorch_wrapped_tensor(leaf):
-        member = functorch.maybe_get_bdim(leaf) if functorch.is_batchedtensor(leaf) else None
-        leaf = functorch.get_unwrapped(leaf)
-        leaf = leaf if member is None else leaf.select(member, 0)
-    return leaf

@@ -60,9 +60,8 @@ class Inputs:
 
     def padded_rows(self, start: int, stop: int, size: int) -> list[Any]:
         """The leaves with the rows from `start` to `stop`, the last repeated up to `size`: no new NaN comes in."""
-        if size > stop - start:
-            return self.rows(torch.arange(start, start + size, device="cpu").clamp(max=stop - 1))
-        return self.rows(range(start, stop))
+        some = torch.arange(start, start + size, device="cpu").clamp(max=stop - 1)
+        return self.rows(range(start, stop) if size <= stop - start else some)
 
     def block(self, start: int, stop: int) -> Self:
         """The rows from `start` to `stop` as separate inputs."""
@@ -121,6 +120,11 @@ class Inputs:
         between = [row for row in (largest, *range(min(3, self.n_rows))) if row not in (least, most)]
         index = [least, *between[:1], most]
         return dataclasses.replace(self, leaves=tuple(self.rows(index)), n_rows=len(index))
+
+    def are_alike(self) -> bool:
+        """Whether nothing tells several rows apart: one in the place of another would not be seen."""
+        sizes = self.row_sizes()
+        return self.n_rows > 1 and not self.copied and bool((sizes == sizes[:1]).all())
 
     def row_sizes(self) -> Tensor:
         """The mean and the largest magnitude of each row's numbers, over all arguments: they tell rows apart."""

@@ -81,6 +81,7 @@ class Inspection:
     most_rows: int = 2**62  # that a pass takes, as far as is known
     runs: set[int] = field(default_factory=set)  # hashes of the operations under which its strategy agreed
     seen: Tensor | None = None  # the least and the largest sizes of the rows that were compared with their batch
+    alike: bool = False  # rows that were alike have shown it, or a strategy: all zeros, say
 
     def network(self, *, at_sites: bool = False) -> View:
         """The view to run, with the mode `at_sites` alone if it may be; for a network with a state, a new one."""
@@ -126,7 +127,7 @@ def inspect(
         while len(forms) > _MAX_FORMS:
             forms.pop(next(iter(forms)), None)
     inspection = forms[key]
-    if inspection.profile.reads_rows and inputs.n_rows > 1 and not _holds_for_rows(net, inputs, ignored, inspection):
+    if not _holds_for_rows(net, inputs, ignored, inspection):
         inspection = forms[key] = _inspect(net, inputs, ignored, positions)
     return inspection
 
@@ -139,6 +140,10 @@ def is_current(net: nn.Module) -> bool:
 
 def _holds_for_rows(net: nn.Module, inputs: Inputs, ignored: tuple[str, ...], inspection: Inspection) -> bool:
     """Whether an inspection holds for rows beyond those seen; raises if they differ alone and in their batch."""
+    if inspection.alike and not inputs.different_rows().are_alike():
+        return False
+    if not inspection.profile.reads_rows or inputs.n_rows == 1:
+        return True
     sizes = inputs.row_sizes()
     span = torch.stack([sizes.amin(0), sizes.amax(0)])
     if inspection.seen is not None:
@@ -250,15 +255,16 @@ def _inspect_rows(prober: Prober, positions: bool, rows: Inputs, plain: Probe) -
     profile = _profile(chosen, alone, probes, rows.n_rows)
     by_name = profile.by_name or profile.reads_rows or positions  # whatever branch these rows take
     sites = tuple(replace(s, index=i, number=named_site(s.name) if by_name else i) for i, s in enumerate(sites))
-    one_row, is_stateful = rows.n_rows == 1 and not rows.is_one_row, bool(plain.changes) or prober.owns_parameters
-    is_stateful |= profile.is_stateful
+    one_row, owns_parameters = rows.n_rows == 1 and not rows.is_one_row, prober.owns_parameters
+    is_stateful = bool(plain.changes) or owns_parameters or profile.is_stateful
+    view = View(prober.net, flags, own_buffers=is_stateful, own_parameters=owns_parameters)
+    view.forget_network()
+    is_stateful |= view.moves_weights
     profile = replace(
         profile, sites=sites, outputs=outputs, rows_together=together, one_row=one_row, is_stateful=is_stateful
     )
-    view = View(prober.net, flags, own_buffers=profile.is_stateful, own_parameters=prober.owns_parameters)
-    profile = replace(profile, is_stateful=profile.is_stateful or view.moves_weights)
-    view.forget_network()
-    return Inspection(weakref.ref(prober.net), profile, flags, prober.owns_parameters, view, rows.copied)
+    inspection = Inspection(weakref.ref(prober.net), profile, flags, owns_parameters, view, rows.copied)
+    return replace(inspection, alike=rows.are_alike())
 
 
 def _sites_of_rows(probes: list[Probe], n_rows: int) -> tuple[tuple[Site, ...], bool]:
@@ -366,8 +372,7 @@ def _check_names(net: nn.Module, ignored: tuple[str, ...]) -> None:
 
 def _evaluation_probe(prober: Prober) -> tuple[Inputs, Probe]:
     """A probe of a few different rows in evaluation mode; of one row if the network takes no more."""
-    inputs = prober.inputs
-    rows = inputs.different_rows()
+    inputs, rows = prober.inputs, prober.inputs.different_rows()
     try:
         return rows, prober(rows.leaves, None)
     except ProbeFailed as failed:

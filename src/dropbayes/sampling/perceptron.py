@@ -59,17 +59,15 @@ def as_perceptron(net: nn.Module, x: Tensor) -> Perceptron | None:
     is_patched = any(function.__module__ != home for function, home in homes.items())
     if is_patched or torch_modules._global_forward_hooks or torch_modules._global_forward_pre_hooks:
         return None
-    layers: list[nn.Module] = []
+    layers, pending = list[nn.Module](), [net]
     width, taken = x.shape[1], (x.dtype, x.device)
-    pending: list[nn.Module] = [net]
     while pending:
         module = pending.pop()
         kind: Any = type(module)
         state = module.__dict__
         replaced = ("_forward_hooks", "_forward_pre_hooks", "_compiled_call_impl", "forward", "train", "eval")
-        if any(map(state.get, replaced)):
-            return None
-        if getattr(vars(kind).get("forward"), "__module__", "") != kind.__module__:  # replaced for all of its class
+        of_class = getattr(vars(kind).get("forward"), "__module__", "") != kind.__module__
+        if of_class or any(map(state.get, replaced)):
             return None
         if kind is nn.Sequential:
             pending.extend(reversed(state["_modules"].values()))

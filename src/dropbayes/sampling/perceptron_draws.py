@@ -195,9 +195,7 @@ class PerceptronDraws:
         return x.split(sizes) if len(sizes) > 1 else [x]
 
     def _draws_first(self, h: Tensor) -> Tensor:
-        if h.dim() == 2:
-            return h.expand(self.n_draws, *h.shape)
-        return h if self.per_row else h.transpose(0, 1)
+        return h.expand(self.n_draws, *h.shape) if h.dim() == 2 else h if self.per_row else h.transpose(0, 1)
 
 
 def prepare(net: Perceptron, spec: MaskSpec, draws: range, *, block: int, x: Tensor) -> PerceptronDraws:
@@ -223,10 +221,8 @@ def _steps(
     layers: tuple[nn.Module, ...], keys: Keys, draws: range, per_row: bool, integrate: bool, like: Tensor
 ) -> tuple[tuple[Step, ...], IntegratedLayer | None]:
     """The layers as steps; the last one separately if its mask is integrated out."""
-    steps: list[Step] = []
+    steps, pending, n_sites = list[Step](), list(layers), sum(isinstance(layer, nn.Dropout) for layer in layers)
     site, is_drawn, width = 0, False, next(layer.in_features for layer in layers if isinstance(layer, nn.Linear))
-    n_sites = sum(isinstance(layer, nn.Dropout) for layer in layers)
-    pending = list(layers)
     while pending:
         layer = pending.pop(0)
         if isinstance(layer, nn.Dropout):

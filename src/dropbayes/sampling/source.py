@@ -340,9 +340,8 @@ class KeyedSource(SiteSource):
             )
 
     def _number(self, site: Site) -> int:
-        if site.number is not None:
-            return site.number
-        return named_site(site.name) if site.name else site.index
+        by_name = named_site(site.name) if site.name else site.index
+        return by_name if site.number is None else site.number
 
     def _mask(self, site: Site, drop_prob: float, shape: tuple[int, ...], like: Tensor) -> Tensor:
         if self._tries(site):

@@ -3,8 +3,7 @@
 The masks of a trial hold a different number for every unit, and its rows differ: a mask that is laid in the wrong place
 changes the output. Units of several entries in a row have other numbers in every row. The row compared stands second
 among copies of another, under the second draw: it has another place if the network sorts or reverses its rows, or if
-draws and rows are exchanged. Zeros and ones come as well, for a network that takes no other numbers of a mask, or asks
-only whether it drops.
+draws and rows are exchanged. Zeros and ones come as well, for a network that takes no others or asks only what drops.
 """
 
 import contextlib
@@ -94,6 +93,7 @@ def _candidates(profile: Profile, per_row: bool, shares_prefix: bool, is_one_row
 def first_that_agrees(inspection: Inspection, inputs: Inputs, spec: MaskSpec, candidates: list[Strategy]) -> Strategy:
     """The first candidate that gives a row under a draw, among others, what the plain loop gives it."""
     rows = replace(inputs, copied=inspection.copied).different_rows()
+    inspection.alike |= rows.are_alike()
     if not rows.is_one_row:
         rows = replace(rows, leaves=tuple(rows.rows([0, rows.n_rows - 1, 0, 0])), n_rows=4)
     second = min(1, rows.n_rows - 1)

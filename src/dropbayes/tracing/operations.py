@@ -86,3 +86,13 @@ def operands(values: Iterable[Any]) -> list[Tensor]:
 def tensor_leaves(tree: Any) -> list[Tensor]:
     """The tensors of a tree: an input, an output, the result of any function."""
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def outside_transforms(leaf: Any) -> Any:
+    """A tensor as it is outside of the caller's own `torch.func` transforms; of a mapped one, the first member."""
+    functorch: Any = torch._C._functorch
+    while isinstance(leaf, Tensor) and functorch.is_functorch_wrapped_tensor(leaf):
+        member = functorch.maybe_get_bdim(leaf) if functorch.is_batchedtensor(leaf) else None
+        leaf = functorch.get_unwrapped(leaf)
+        leaf = leaf if member is None else leaf.select(member, 0)
+    return leaf

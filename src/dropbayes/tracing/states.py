@@ -180,16 +180,14 @@ class _Tokens:
         if kind is types.FunctionType:  # a view copies the owners of methods that it closes over, and containers
             read = filter(lambda one: callable(one) or holds_modules(one), map(cell_value, value.__closure__ or ()))
             return self._identity(value), *(self(one, depth + 1) for one in read)
+        self.seen.add(id(value))
         if issubclass(kind, dict):
-            self.seen.add(id(value))
             return tuple((self(k, depth + 1), self(v, depth + 1)) for k, v in value.items())
         if issubclass(kind, (list, tuple, deque)):
-            self.seen.add(id(value))
             return tuple(self(item, depth + 1) for item in value)
         if issubclass(kind, (set, frozenset)):
             return frozenset(self(item, depth + 1) for item in value)
         if is_object(value):
-            self.seen.add(id(value))
             items = (item for part in held(value) for item in part.items())
             return id(kind), *((key, self(item, depth + 1)) for key, item in items)
         return self._identity(value)

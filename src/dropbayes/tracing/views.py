@@ -39,8 +39,7 @@ def checked_network(net: Any) -> nn.Module:
 
 def check_unscripted(net: nn.Module) -> None:
     """Raises on modules that are compiled to TorchScript."""
-    scripted = [name or "(network)" for name, m in net.named_modules() if isinstance(m, torch.jit.ScriptModule)]
-    if scripted:
+    if scripted := [n or "(network)" for n, m in net.named_modules() if isinstance(m, torch.jit.ScriptModule)]:
         raise TypeError(
             f"`net` must be an ordinary module: {scripted[0]} is scripted or traced, which hides its operations (and "
             "its dropout). Pass the module it was made from."
@@ -50,8 +49,7 @@ def check_unscripted(net: nn.Module) -> None:
 def check_modules(net: nn.Module) -> None:
     """Raises on scripted modules, on lazy ones, which inspection would initialise, and on layers of width 0."""
     check_unscripted(net)
-    lazy = [name for name, m in net.named_modules() if getattr(m, "has_uninitialized_params", lambda: False)()]
-    if lazy:
+    if lazy := [n for n, m in net.named_modules() if getattr(m, "has_uninitialized_params", lambda: False)()]:
         raise ValueError(f"`net` must be initialised; {lazy[0]!r} is lazy. Run it once on a batch: net(x).")
     if absent := [name for name, p in net.named_parameters() if p.is_meta]:
         raise ValueError(f"`net` must hold its weights; {absent[0]!r} is on the meta device. Load them first.")
