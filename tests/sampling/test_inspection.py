@@ -208,3 +208,44 @@ def test_rows_that_are_alike_are_inspected_once_and_others_once_more():
     zeros, others = torch.zeros(3, 6), torch.randn(3, 6)
     counts = [passes_of(x) for x in (zeros, zeros, others, zeros, others + 1)]
     assert counts[1] == counts[3] == counts[4] < counts[0] == counts[2]
+
+
+def with_weights_of_zero(function):
+    torch.manual_seed(0)
+    net = Module(function, a=nn.Linear(6, 8), d=nn.Dropout(0.3), e=nn.Dropout(0.3), b=nn.Linear(8, 2))
+    net.o = nn.Linear(8, 2)
+    nn.init.zeros_(net.b.weight)
+    return net
+
+
+def of_copies(m, x):
+    h = m.d(torch.tanh(m.a(x)).repeat(2, 1))
+    return (m.b(h).view(2, len(x), 2) * torch.tensor([1.0, 3.0])[:, None, None]).sum(0)
+
+
+def beside_a_layer(m, x):
+    return m.o(m.e(torch.tanh(m.a(x)))) + of_copies(m, x)
+
+
+@pytest.mark.parametrize(("function", "n_rows"), [(of_copies, 3), (of_copies, 1), (beside_a_layer, 3)])
+def test_weights_that_are_learned_from_zero_hide_no_misplaced_mask(function, n_rows):
+    net, x = with_weights_of_zero(function), torch.randn(n_rows, 6)
+    db.draws(net, x, n_draws=6)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for _ in range(3):
+        (net(x) - 5).square().sum().backward()
+        optimizer.step()
+    found = db.draws(net, x, n_draws=6)
+    torch.testing.assert_close(found, db.draws(copy.deepcopy(net), x, n_draws=6))
+    torch.testing.assert_close(found[:, :1], db.draws(copy.deepcopy(net), x[:1], n_draws=6))
+
+
+def test_a_network_that_is_trained_is_inspected_less_and_less_often():
+    net, inputs, seen = with_weights_of_zero(of_copies), as_inputs(torch.randn(3, 6)), []
+    for _ in range(100):
+        inspection = inspect(net, inputs)
+        assert inspect(net, inputs) is inspection
+        seen += [] if any(one is inspection for one in seen) else [inspection]
+        with torch.no_grad():
+            net.b.weight += 0.1
+    assert 5 <= len(seen) <= 8

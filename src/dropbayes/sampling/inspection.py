@@ -82,6 +82,7 @@ class Inspection:
     runs: set[int] = field(default_factory=set)  # hashes of the operations under which its strategy agreed
     seen: Tensor | None = None  # the least and the largest sizes of the rows that were compared with their batch
     alike: bool = False  # rows that were alike have shown it, or a strategy: all zeros, say
+    writes: tuple[int, int] = (0, 0)  # into the parameters, at the first inspection and at the next
 
     def network(self, *, at_sites: bool = False) -> View:
         """The view to run, with the mode `at_sites` alone if it may be; for a network with a state, a new one."""
@@ -121,14 +122,15 @@ def inspect(
         check_modules(net)
     if known is None or not (trusted or known[0].holds(net)):
         known = _inspections[net] = (NetworkState(net), {})
-    forms = known[1]
-    if key not in forms:
-        forms[key] = _inspect(net, inputs, ignored, positions)
+    forms, writes = known[1], known[0].writes()
+    first, due = forms[key].writes if key in forms else (writes, writes)
+    if key not in forms or writes > due:  # weights that begin at zero hide what they multiply
+        forms[key] = replace(_inspect(net, inputs, ignored, positions), writes=(first, 2 * writes - first))
         while len(forms) > _MAX_FORMS:
             forms.pop(next(iter(forms)), None)
     inspection = forms[key]
     if not _holds_for_rows(net, inputs, ignored, inspection):
-        inspection = forms[key] = _inspect(net, inputs, ignored, positions)
+        inspection = forms[key] = replace(_inspect(net, inputs, ignored, positions), writes=inspection.writes)
     return inspection
 
 

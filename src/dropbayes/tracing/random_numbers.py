@@ -240,8 +240,7 @@ def _rrelu(
 ) -> Tensor:  # fmt: skip
     if not training or mode.source.is_off(training):
         return func(input, lower, upper, False, inplace)
-    uniform = mode.source.uniform("rrelu", None, tuple(input.shape), input.device)
-    slope = (lower + (upper - lower) * uniform).to(input.dtype)
+    slope = (lower + (upper - lower) * _uniforms(mode, "rrelu", input)).to(input.dtype)
     result = torch.where(input >= 0, input, input * slope)
     return input.copy_(result) if inplace else result
 
@@ -251,6 +250,5 @@ def _draw_or_mean(
     mode: RandomMode, func: Operation, sample: Callable[[], Tensor], mean: Tensor, *, training: bool = False
 ) -> Tensor:
     """A layer of `dropbayes.layers`: it draws its weights on request, with random numbers intercepted here."""
-    del training
     with mode:
         return func(sample, mean, training=True)

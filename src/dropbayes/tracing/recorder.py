@@ -257,10 +257,8 @@ class Recorder(Ones):
         if not isinstance(out, Tensor) or func in SHAPES:
             return
         cost = _operations(func, args, kwargs, out)
-        if self.sites:
-            self.suffix_cost += cost
-        else:
-            self.prefix_cost += cost
+        self.prefix_cost += 0.0 if self.sites else cost
+        self.suffix_cost += cost if self.sites else 0.0
 
 
 def is_ours(module: nn.Module | None) -> bool:

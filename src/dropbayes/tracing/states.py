@@ -53,8 +53,7 @@ class NetworkState:
 
     def holds(self, net: nn.Module) -> bool:
         """Whether nothing has changed."""
-        is_alive = map(operator.is_not, map(operator.call, self._alive), itertools.repeat(None))
-        if not all(is_alive):
+        if not all(map(operator.is_not, map(operator.call, self._alive), itertools.repeat(None))):
             return False
         if self._references and self._identify() == self._identities:  # as nearly always, and in half the time
             token = _Tokens(False, None)
@@ -64,6 +63,11 @@ class NetworkState:
         if is_same := now == self._tokens:
             self._remember(now)
         return is_same
+
+    def writes(self) -> int:
+        """How often the parameters were written to so far, by an optimiser, say."""
+        modules = (module for reference in self._references if (module := reference()) is not None)
+        return sum(version(p) for module in modules for p in module._parameters.values() if p is not None)
 
     def changes(self, net: nn.Module, written: Collection[int] = ()) -> list[tuple[str, str]]:
         """What has changed: the path of a module, and an attribute, or a buffer as "_buffers/name".

@@ -196,11 +196,10 @@ class View:
         clone = object.__new__(kind)
         self._clones[id(module)], self._names[id(module)] = clone, name
         self._originals.append(module)
-        children = {
+        clone.__dict__["_modules"] = {
             key: child if child is None else self._clone(child, f"{name}.{key}".lstrip("."))
             for key, child in module._modules.items()
         }
-        clone.__dict__["_modules"] = children
         return clone
 
     def _fill(self, module: nn.Module) -> Iterator[tuple[dict[str, Any], str, Any]]:
