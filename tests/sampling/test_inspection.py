@@ -249,3 +249,9 @@ def test_a_network_that_is_trained_is_inspected_less_and_less_often():
         with torch.no_grad():
             net.b.weight += 0.1
     assert 5 <= len(seen) <= 8
+
+
+def test_a_token_at_a_time_is_inspected_once():
+    net = Module(lambda m, i: m.o(m.d(m.e(i))), e=nn.Embedding(9, 6), d=nn.Dropout(0.3), o=nn.Linear(6, 2))
+    steps = [as_inputs(torch.tensor([[token]])) for token in (3, 5, 1, 3)]
+    assert len({id(one) for one in [inspect(net, step) for step in steps]}) == 1

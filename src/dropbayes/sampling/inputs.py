@@ -122,9 +122,9 @@ class Inputs:
         return dataclasses.replace(self, leaves=tuple(self.rows(index)), n_rows=len(index))
 
     def are_alike(self) -> bool:
-        """Whether nothing tells several rows apart: one in the place of another would not be seen."""
+        """Whether nothing tells rows apart, or a lone one of zeros from others: a swap of two would not be seen."""
         sizes = self.row_sizes()
-        return self.n_rows > 1 and not self.copied and bool((sizes == sizes[:1]).all())
+        return not (self.is_one_row or bool((sizes != sizes[:1] if self.n_rows > 1 else sizes).any()))
 
     def row_sizes(self) -> Tensor:
         """The mean and the largest magnitude of each row's numbers, over all arguments: they tell rows apart."""

@@ -142,7 +142,7 @@ def is_current(net: nn.Module) -> bool:
 
 def _holds_for_rows(net: nn.Module, inputs: Inputs, ignored: tuple[str, ...], inspection: Inspection) -> bool:
     """Whether an inspection holds for rows beyond those seen; raises if they differ alone and in their batch."""
-    if inspection.alike and not inputs.different_rows().are_alike():
+    if inspection.alike and not inputs.are_alike():
         return False
     if not inspection.profile.reads_rows or inputs.n_rows == 1:
         return True
@@ -266,7 +266,7 @@ def _inspect_rows(prober: Prober, positions: bool, rows: Inputs, plain: Probe) -
         profile, sites=sites, outputs=outputs, rows_together=together, one_row=one_row, is_stateful=is_stateful
     )
     inspection = Inspection(weakref.ref(prober.net), profile, flags, owns_parameters, view, rows.copied)
-    return replace(inspection, alike=rows.are_alike())
+    return replace(inspection, alike=prober.inputs.are_alike())
 
 
 def _sites_of_rows(probes: list[Probe], n_rows: int) -> tuple[tuple[Site, ...], bool]:
