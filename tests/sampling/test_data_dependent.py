@@ -467,6 +467,13 @@ def test_a_row_for_which_its_expert_has_no_room_is_noticed():
         db.predict(net, x, n_draws=10)
 
 
+def test_a_row_for_which_there_is_no_room_is_noticed_after_batches_of_few():
+    net, x = made(lambda: (sent(lambda tokens: (tokens[:, 0] > 0).long(), capacity=3), torch.randn(12, 4)))
+    db.draws(net, x[:3], n_draws=6)  # in a block of more rows, which are copies of the last
+    with pytest.raises(ValueError, match="its rows depend on each other"):
+        db.draws(net, x.abs(), n_draws=6)
+
+
 @pytest.mark.parametrize("capacity", [3, 40])
 def test_a_row_that_finds_no_room_is_noticed_without_dropout_in_the_experts(capacity):
     def make():

@@ -218,13 +218,13 @@ class Plan:
         is_padded = self.batch_invariant and self.strategy.rows in ("together", "mapped") and not inputs.is_one_row
         size = max(len(rows), self.block_rows) if is_padded else len(rows)
         leaves = inputs.padded_rows(rows.start, rows.stop, size)
-        keyed = range(first_row, first_row + size)
         at_sites = self.strategy == FOLDED and inputs.device.type == "cuda"  # which must not wait for the host
         network = functools.partial(self.inspection.network, at_sites=at_sites)
-        work = Work(network, inputs, leaves, draws, keyed, pairs=self.pairs, parted=set())
+        work = Work(network, inputs, leaves, draws, range(first_row, first_row + size), pairs=self.pairs, parted=set())
         alone = dict[int, list[Tensor]]()
+        n_pairs = (len(rows) if self.profile.are_sent else size) * len(draws)  # copies of a row are sent where it is
         try:
-            alone = self._alone(self.inspection, work, len(rows))
+            alone = self._alone(self.inspection, work, len(rows), n_pairs)
             outputs = [out[:, : len(rows)] for out in evaluate(self.strategy, self.spec, work)]
         except Exception as error:
             if isinstance(error, UnsupportedStrategy) or is_out_of_memory(error):
@@ -242,7 +242,7 @@ class Plan:
                 raise ValueError('`net` drops an output that has no rows, as masks="row" needs. Pass masks="shared".')
         if self.profile.rows_branch and self.profile.sites_have_rows and rows.start == 0:
             self._check_branches(work, outputs)
-        self.inspection.largest_block = max(self.inspection.largest_block, size * len(draws))
+        self.inspection.largest_block = max(self.inspection.largest_block, n_pairs)
         if not self.spec.integrate:
             return Block(rows, draws, outputs)
         return Block(rows, draws, outputs[:-1], [mean_over_draws(outputs[-1])])
@@ -257,12 +257,12 @@ class Plan:
                 raise NetworkChanged("other operations, under which masks lie otherwise")
         known.runs |= work.runs
 
-    def _alone(self, known: Inspection, work: Work, n_rows: int) -> dict[int, list[Tensor]]:
+    def _alone(self, known: Inspection, work: Work, n_rows: int, n_pairs: int) -> dict[int, list[Tensor]]:
         """Rows of the last draw by the plain loop, to compare with the first block as large as this one.
 
         A trial has few rows: of many, the last sent on may find no room, and one that is read may decide for all.
         """
-        if self.strategy.rows != "together" or len(work.rows) * len(work.draws) <= known.largest_block:
+        if self.strategy.rows != "together" or n_pairs <= known.largest_block:
             return {}
         decides = self.profile.reads_rows and not self.profile.numbers_vary  # true or false, of one row or of all
         some = range(n_rows)[-8:] if self.profile.are_sent or decides else range(n_rows)[-1:]
