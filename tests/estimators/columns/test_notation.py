@@ -132,3 +132,15 @@ def test_units_that_differ_and_few_different_quantities_are_none():
     assert notation_of(texts(*(f"{n} {'kg' if n else 'lb'}" for n in range(40)))) is None
     assert notation_of(texts(*(["2WD", "4WD"] * 20))) is None
     assert notation_of(texts(*(f"{n}A{n}" for n in range(40)))) is None
+
+
+def test_times_and_durations_are_numbers_of_days():
+    times = [f"{hour:02}:{minute:02}" for hour in range(24) for minute in (0, 30)]
+    notation = notation_of(texts(*times))
+    assert notation == Notation(sign=":") and notation.example == "12:30"
+    assert notation_of(texts(*times[:20])) is None  # few different texts are categories
+    assert notation_of(texts(*times, "24:60")) is None and notation_of(texts(*times, "soon")) is None
+    cells = Cells(texts("12:00", "6:00:00", None, "36:00", "0:00:21.6", "0.5"), "a", at)
+    assert cells.numbers(notation).tolist()[:2] + cells.numbers(notation).tolist()[3:] == [0.5, 0.25, 1.5, 0.00025, 0.5]
+    with pytest.raises(ValueError, match="must be a number written as 12:30, as in training; got '12:61'"):
+        Cells(texts("12:61"), "a", at).numbers(notation)

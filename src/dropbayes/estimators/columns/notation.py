@@ -21,12 +21,14 @@ class Notation:
     decimal: str = "."  # or ","
     thousands: str = ""  # the separator: "", ",", ".", "'" or a space of any kind as " "
     # The currency, "%" or unit that the numbers carry, which is dropped: 7 % is read as 7. "currency" is any of those,
-    # as models written before a currency was recorded have it.
+    # as models written before a currency was recorded have it. ":" is a time or duration, read as a number of days.
     sign: str = ""
 
     @property
     def pattern(self) -> str:
         """A regular expression that matches exactly the numbers so written, spaces around them removed."""
+        if self.sign == ":":
+            return r"^[0-9]{1,3}:[0-5][0-9](?::[0-5][0-9](?:\.[0-9]+)?)?$"
         groups = rf"[1-9][0-9]{{0,2}}(?:{self._separator}[0-9]{{3}})+|"  # 0,123 has a decimal comma
         digits = (groups if self.thousands else "") + "[0-9]+"
         fraction = rf"(?:{re.escape(self.decimal)}[0-9]*)?"
@@ -46,7 +48,9 @@ class Notation:
 
     @property
     def example(self) -> str:
-        """How 1234.5 is written."""
+        """How 1234.5 is written; a time, how half past twelve is."""
+        if self.sign == ":":
+            return "12:30"
         written = f"1{self.thousands}234{self.decimal}5"
         sign = "$" if self.sign == "currency" else self.sign
         return f"{written}{sign}" if sign in ("", "%") else f"{written} {sign}"
@@ -56,6 +60,9 @@ class Notation:
         texts = cleaned = others = pc.replace_substring(texts, "\u2212", "-")
         if self == PLAIN:
             return texts
+        if self.sign == ":":
+            read = [_as_days(one) if one and re.match(self.pattern, one) else one for one in texts.to_pylist()]
+            return pa.array(read, pa.string())
         if self.sign == "%" or self.decimal != ".":  # 0.07 may be 7 %, and 1.234 a thousand
             unclear = NUMBER if self.sign == "%" else r"^[+-]?[1-9][0-9]{0,2}\.[0-9]{3}$"
             others = pc.replace_substring_regex(texts, unclear, "")
@@ -96,9 +103,14 @@ def _matching(texts: pa.Array, signs: Sequence[str], decimal: str | None) -> Not
 
 
 def _unit(texts: pa.Array) -> list[str]:
-    """The word after the first number, such as kg or m²; none for few different texts, which are rather categories."""
-    word = re.search(rf"[0-9]{_SPACE}?(°?[^\W\d_][^\d\s]*)$", texts[0].as_py() if len(texts) else "")
-    return [word[1]] if word and pc.count_distinct(texts).as_py() > 20 else []
+    """The word after the first number, such as kg or m², or the mark in it of a time; none for few different texts."""
+    word = re.search(rf"[0-9]{_SPACE}?(°?[^\W\d_][^\d\s]*)$|[0-9](:)[0-9]", texts[0].as_py() if len(texts) else "")
+    return [word[1] or word[2]] if word and pc.count_distinct(texts).as_py() > 20 else []
+
+
+def _as_days(time: str) -> str:
+    parts = zip(map(float, time.split(":")), (24, 1440, 86_400), strict=False)  # seconds may be left out
+    return repr(sum(part / per_day for part, per_day in parts))
 
 
 def _currencies(texts: pa.Array) -> list[str]:
