@@ -95,6 +95,13 @@ def test_codes_and_seasons_are_no_periods(written):
     assert period_of(texts(*written)) is None
 
 
+def test_a_column_that_is_no_period_by_its_first_text_is_not_read_through(monkeypatch):
+    calls, match = [], pc.match_substring_regex
+    monkeypatch.setattr(pc, "match_substring_regex", lambda *given, **how: calls.append(0) or match(*given, **how))
+    assert period_of(texts("0.5", "2021-03")) is None and not calls
+    assert period_of(texts("2021-03", "2021-05")) == "%Y-%m" and len(calls) == 1
+
+
 def test_numbers_are_days_by_their_name_or_where_chance_would_write_others():
     year = [f"2020{month:02}{day:02}" for month in range(1, 13) for day in (1, 15)]
     in_a_month = [f"202004{day:02}" for day in range(1, 31)]

@@ -40,8 +40,9 @@ def period_of(texts: pa.Array) -> str | None:
     digits = {"%Y": "(1[89]|2[01])[0-9]{2}", "%G": "(1[89]|2[01])[0-9]{2}", "%b": "[a-z]{3,9}", "4": "[1-4]"}
     for form in _PERIODS:
         pattern = re.sub("%.|4", lambda part: digits.get(part[0], "[0-9]{2}"), form)
-        written = pc.match_substring_regex(texts, f"(?i)^{pattern}$")
-        if len(texts) and pc.all(written).as_py() and not _parse(texts, form).null_count:
+        likely = len(texts) and re.fullmatch(f"(?i){pattern}", texts[0].as_py())  # most columns are none by their first
+        written = pc.match_substring_regex(texts, f"(?i)^{pattern}$") if likely else pa.array([False])
+        if pc.all(written).as_py() and not _parse(texts, form).null_count:
             by_month = form in ("%Y-%m", "%Y/%m")  # of which 2010-11, 2011-12 and so on may be seasons
             years = [(text[5:], f"{int(text[:4]) + 1}"[2:]) for text in pc.unique(texts).to_pylist() if by_month]
             return None if by_month and all(month == after for month, after in years) else form
