@@ -240,6 +240,18 @@ def test_weights_that_are_learned_from_zero_hide_no_misplaced_mask(function, n_r
     torch.testing.assert_close(found[:, :1], db.draws(copy.deepcopy(net), x[:1], n_draws=6))
 
 
+def test_a_gate_of_zero_that_is_opened_hides_no_misplaced_mask():
+    net, x = (
+        with_weights_of_zero(lambda m, x: m.o(m.e(torch.tanh(m.a(x)))) + m.gate * of_copies(m, x)),
+        torch.randn(3, 6),
+    )
+    net.register_buffer("gate", torch.zeros(()))
+    nn.init.normal_(net.b.weight)
+    db.draws(net, x, n_draws=6)
+    net.gate.fill_(1.0)
+    torch.testing.assert_close(db.draws(net, x, n_draws=6), db.draws(copy.deepcopy(net), x, n_draws=6))
+
+
 def test_a_network_that_is_trained_is_inspected_less_and_less_often():
     net, inputs, seen = with_weights_of_zero(of_copies), as_inputs(torch.randn(3, 6)), []
     for _ in range(100):

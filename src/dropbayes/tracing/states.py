@@ -48,6 +48,8 @@ class NetworkState:
     def _remember(self, tokens: list[Any]) -> None:
         self._tokens = tokens  # with the plain values themselves, so that no other takes the identity of one
         self._identities = self._identify()
+        tensors = (t for m in self._references for t in (*m()._parameters.values(), *m()._buffers.values()))
+        self._tensors = [weakref.ref(tensor) for tensor in tensors if tensor is not None]
         held_by = zip(self._references, tokens[1:], strict=not self._versions)
         self._mutable = [(module, token) for module, token in held_by if _is_mutable(module(), token)]
 
@@ -65,9 +67,8 @@ class NetworkState:
         return is_same
 
     def writes(self) -> int:
-        """How often the parameters were written to so far, by an optimiser, say."""
-        modules = (module for reference in self._references if (module := reference()) is not None)
-        return sum(version(p) for module in modules for p in module._parameters.values() if p is not None)
+        """How often the parameters and buffers were written to so far, by an optimiser, say."""
+        return sum(version(tensor) for reference in self._tensors if (tensor := reference()) is not None)
 
     def changes(self, net: nn.Module, written: Collection[int] = ()) -> list[tuple[str, str]]:
         """What has changed: the path of a module, and an attribute, or a buffer as "_buffers/name".
@@ -94,8 +95,7 @@ class NetworkState:
         for reference, tokens in zip(self._references, self._tokens[1:], strict=not self._versions):
             module = reference()
             kind, state = module.__class__, module.__dict__
-            found += state
-            found += map(id, (kind, kind.forward, *map(state.get, tokens)))
+            found += (*state, *map(id, (kind, kind.forward, *map(state.get, tokens))))
             for key in filter(state.get, _GROUPS):
                 found += state[key]
                 found += map(id, state[key].values())
