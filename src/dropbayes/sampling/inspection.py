@@ -266,7 +266,7 @@ def _inspect_rows(prober: Prober, positions: bool, rows: Inputs, plain: Probe) -
         profile, sites=sites, outputs=outputs, rows_together=together, one_row=one_row, is_stateful=is_stateful
     )
     inspection = Inspection(weakref.ref(prober.net), profile, flags, owns_parameters, view, rows.copied)
-    return replace(inspection, alike=prober.inputs.are_alike())
+    return replace(inspection, alike=(rows if prober.inputs.n_rows > 1 else prober.inputs).are_alike())
 
 
 def _sites_of_rows(probes: list[Probe], n_rows: int) -> tuple[tuple[Site, ...], bool]:

@@ -93,7 +93,7 @@ def _candidates(profile: Profile, per_row: bool, shares_prefix: bool, is_one_row
 def first_that_agrees(inspection: Inspection, inputs: Inputs, spec: MaskSpec, candidates: list[Strategy]) -> Strategy:
     """The first candidate that gives a row under a draw, among others, what the plain loop gives it."""
     rows = replace(inputs, copied=inspection.copied).different_rows()
-    inspection.alike |= inputs.are_alike()
+    inspection.alike |= (rows if inputs.n_rows > 1 else inputs).are_alike()  # those that differ the most
     if not rows.is_one_row:
         rows = replace(rows, leaves=tuple(rows.rows([0, rows.n_rows - 1, 0, 0])), n_rows=4)
     second = min(1, rows.n_rows - 1)
