@@ -272,10 +272,8 @@ def _stated_axes(row_axis: Any, arguments: tuple[tuple[Any, ...], dict[str, Any]
         return [row_axis] * len(pytree.tree_leaves(arguments))
     if isinstance(row_axis, Mapping):
         if positional or row_axis.keys() != named.keys():
-            raise ValueError(
-                f"`row_axis` must name the arguments in `x`, {sorted(named)}; got {sorted(row_axis)}. "
-                "Pass `x` as a dict, with one axis (or None) for each argument."
-            )
+            rule, remedy = f"name the arguments in `x`, {sorted(named)}", "Pass `x` as a dict, with one axis for each"
+            raise ValueError(f"`row_axis` must {rule}; got {sorted(row_axis)}. {remedy} (or None).")
         per_argument = [(named[name], row_axis[name]) for name in named]
     elif named or len(row_axis) != len(positional):
         raise ValueError(f"`row_axis` must have one entry for each of {len(positional)} arguments; got {row_axis!r}.")

@@ -70,10 +70,8 @@ def output_layouts(alone: Probe, batch: Probe, n_rows: int) -> Layouts:
             squeezed = any(more.select(axis, 0).shape == one.shape for axis in range(more.dim()))
             depend = "its rows depend on each other. Pass row_axis=None to take the whole input as one row."
             squeeze = "it squeezes the row axis of a single row. Name the axis, as in squeeze(-1)."
-            raise RowsDepend(
-                f"`net` gives an output of shape {tuple(one.shape)} for one row, {tuple(more.shape)} for {n_rows}: "
-                f"{squeeze if squeezed else depend}"
-            )
+            rule = f"gives an output of shape {tuple(one.shape)} for one row, {tuple(more.shape)} for {n_rows}"
+            raise RowsDepend(f"`net` {rule}: {squeeze if squeezed else depend}")
         layouts.append(layout)
     return tuple(layouts)
 

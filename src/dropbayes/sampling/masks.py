@@ -109,9 +109,8 @@ class Positions:
         # sliding window, to the first that is left). Only a cache with room to spare is longer than the sequence.
         starts = [max(0, total - length) for total, length in zip(totals, lengths, strict=True)]
         if max(start + length for start, length in zip(starts, lengths, strict=True)) > MAX_POSITIONS:
-            raise ValueError(
-                f'`positions` "per_position" numbers at most {MAX_POSITIONS} positions; {site.path or "net"} has more.'
-            )
+            rule = f'"per_position" numbers at most {MAX_POSITIONS} positions; {site.path or "net"} has more'
+            raise ValueError(f"`positions` {rule}.")
         return Units(shape, tuple(position.axis for position in site.positions), tuple(starts))
 
 

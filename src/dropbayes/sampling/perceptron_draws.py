@@ -25,9 +25,6 @@ _TOGETHER = (64, 32, 16, 8, 4)  # rows per product, if a row has the same bits i
 _TOGETHER_ELEMENTS = 2**19  # a layer of all draws up to this size stays in the cache
 _TESTED_OPERATIONS = 2e8  # larger products are not tested: blocks of one size cost them little
 _LARGE_WEIGHTS = 2**14
-
-
-# The steps ------------------------------------------------------------------------------------------------------------
 # Up to the first site a tensor is `[row, feature]`. Afterwards the draws follow the rows if masks are shared (the
 # order that the product with the folded weights of all draws gives), and precede them if each row has its own.
 
@@ -142,9 +139,6 @@ def perceptron_moments(
         layers, x.contiguous(), keys, draws=draws, rows=rows, integrate_last=integrate
     )
     return moments
-
-
-# The draws ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -274,9 +268,6 @@ def _affine_layer(layer: nn.Linear) -> Affine:
     is_single, few = layer.out_features == 1, layer.weight.numel() < _LARGE_WEIGHTS
     weight = layer.weight.t().contiguous() if few else layer.weight.t()
     return Affine(weight.repeat(1, 2) if is_single else weight, layer.bias, is_single=is_single)
-
-
-# Whether a row has the same bits in products of several sizes ---------------------------------------------------------
 
 
 def _factors(steps: tuple[Step, ...], last: IntegratedLayer | None, n_draws: int) -> list[tuple[Any, ...]]:

@@ -194,10 +194,8 @@ class Plan:
     def _renewed(self, inputs: Inputs, *, again: bool) -> Plan:
         """The plan after another inspection; at last the plain loop, in which the sites may depend on the row."""
         if again and self.strategy == ONE_BY_ONE:
-            raise NotImplementedError(
-                "`net` met other sites in each of several runs on the same input, so that its masks cannot be keyed. "
-                "Let its forward depend on its input and its weights only."
-            )
+            rule = "met other sites in each of several runs on the same input, so that its masks cannot be keyed"
+            raise NotImplementedError(f"`net` {rule}. Let its forward depend on its input and its weights only.")
         forget(self.net)
         inspection = inspect(self.net, inputs, self.spec.ignored, positions=self.spec.positions is not None)
         inspection.findings["at sites"] = None  # it may ask for random numbers elsewhere

@@ -115,10 +115,8 @@ class Prober:
                 recorder.seeds_torch |= watch.is_seeded()  # with or without random numbers that follow
         except SharedWrite as write:
             if self.owns_parameters:  # of the network, but not of modules that it holds otherwise
-                raise ValueError(
-                    f"`net` writes into {write}, which it holds past its module tree. Register it: assign it to an "
-                    "attribute, or hold it in a ModuleList or ModuleDict."
-                ) from None
+                remedy = "Register it: assign it to an attribute, or hold it in a ModuleList or ModuleDict"
+                raise ValueError(f"`net` writes into {write}, which it holds past its module tree. {remedy}.") from None
             raise
         except Exception as error:
             if is_out_of_memory(error):  # says nothing of the network
@@ -132,10 +130,8 @@ class Prober:
             raise SharedWrite
         written = [leaf for leaf, before in objects if description(leaf) != before]
         if any(leaf is one for leaf in written for one in given):
-            raise TypeError(
-                f"`x` holds a {type(written[0]).__name__} that the network writes into and that cannot be copied. Copy "
-                "in the forward pass what it writes into, or pass the tensors it holds."
-            )
+            rule = f"holds a {type(written[0]).__name__} that the network writes into and that cannot be copied"
+            raise TypeError(f"`x` {rule}. Copy in the forward pass what it writes into, or pass the tensors it holds.")
         watch.writes_input |= bool(written)
         host.moved += ["torch's generator"] if watch.draws_by_generator else []
         host.left["torch's generator"] = watch.draws_by_generator

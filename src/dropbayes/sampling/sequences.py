@@ -32,9 +32,8 @@ def with_positions(prober: Prober, flags: Flags, chosen: Probe, sites: tuple[Sit
     inputs = prober.inputs
     axes = sequence_axes(inputs)
     if not any(axes):
-        raise ValueError(
-            "`positions` needs an input with positions, [row, position, ...]; got none. Without any, leave it out."
-        )
+        remedy = "Without any, leave it out"
+        raise ValueError(f"`positions` needs an input with positions, [row, position, ...]; got none. {remedy}.")
     if any(map(is_cache, inputs.leaves)):  # the contents of a cache have one length: the probe omits it
         inputs = _without_caches(inputs)
         prober = replace(prober, inputs=inputs, views={})
@@ -163,10 +162,8 @@ def _probes(
         for seen in probes:
             _check_same_sites(chosen, seen)
         return growths, probes
-    raise ValueError(
-        f"`positions` cannot be found: the network takes its input in no other length ({failure}). Pass a shorter "
-        f"input, or {_WITHOUT}."
-    )
+    rule = f"cannot be found: the network takes its input in no other length ({failure})"
+    raise ValueError(f"`positions` {rule}. Pass a shorter input, or {_WITHOUT}.")
 
 
 def _resize(inputs: Inputs, axes: list[tuple[tuple[int, int], ...]], growth: tuple[int, ...]) -> list[Any]:

@@ -125,12 +125,9 @@ def _only_drops(prober: Prober, rows: Inputs, cls: type, plain: Probe) -> bool:
         draws = len(failed.recorder.sites) > len(plain.recorder.sites)
         if draws or isinstance(failed.error, NotImplementedError):
             raise failed.error from None
-        warnings.warn(
-            f"the {cls.__name__} of the network stays in evaluation mode, since its training branch fails ({failed}). "
-            f"Name it in Sampling(ignore_modules={cls.__name__!r}) if it holds no dropout.",
-            UncertaintyWarning,
-            stacklevel=2,
-        )
+        what = f"the {cls.__name__} of the network stays in evaluation mode, since its training branch fails ({failed})"
+        remedy = f"Name it in Sampling(ignore_modules={cls.__name__!r}) if it holds no dropout"
+        warnings.warn(f"{what}. {remedy}.", UncertaintyWarning, stacklevel=2)
         return False
     new = seen.recorder.sites[len(plain.recorder.sites) :] or (seen.host.moved and not plain.host.moved)
     if not new and not _switches_noise(prober, rows, flags, plain):
@@ -179,7 +176,5 @@ def check_accounted(chosen: Probe, plain: Probe) -> None:
             "name with Sampling(ignore_modules=...) if it is not dropout."
         )
     if chosen.recorder.generators[: len(plain.recorder.generators)] != plain.recorder.generators:
-        raise NotImplementedError(
-            "`net` draws from its own torch.Generator, whose state continues between calls: `seed` cannot control it. "
-            "Seed it in the forward pass, or draw from torch's own generator."
-        )
+        rule = "draws from its own torch.Generator, whose state continues between calls: `seed` cannot control it"
+        raise NotImplementedError(f"`net` {rule}. Seed it in the forward pass, or draw from torch's own generator.")

@@ -44,10 +44,8 @@ def _alpha_dropout(
 
 def _shape(input: Tensor) -> tuple[int, ...]:
     if input.is_nested:
-        raise NotImplementedError(
-            "`net` drops a nested tensor, whose rows have no common shape. Pad it before the dropout, as with "
-            "torch.nested.to_padded_tensor."
-        )
+        remedy = "Pad it before the dropout, as with torch.nested.to_padded_tensor"
+        raise NotImplementedError(f"`net` drops a nested tensor, whose rows have no common shape. {remedy}.")
     return tuple(input.shape)
 
 

@@ -40,10 +40,8 @@ def checked_network(net: Any) -> nn.Module:
 def check_unscripted(net: nn.Module) -> None:
     """Raises on modules that are compiled to TorchScript."""
     if scripted := [n or "(network)" for n, m in net.named_modules() if isinstance(m, torch.jit.ScriptModule)]:
-        raise TypeError(
-            f"`net` must be an ordinary module: {scripted[0]} is scripted or traced, which hides its operations (and "
-            "its dropout). Pass the module it was made from."
-        )
+        why = f"{scripted[0]} is scripted or traced, which hides its operations (and its dropout)"
+        raise TypeError(f"`net` must be an ordinary module: {why}. Pass the module it was made from.")
 
 
 def check_modules(net: nn.Module) -> None:
@@ -264,17 +262,14 @@ class View:
             with Watch(shared={} if self._own_parameters else shared):
                 self.net.train() if to_training else self.net.eval()
         except NotImplementedError as error:  # a graph of torch.export
-            raise TypeError(
-                "`net` must be an ordinary module: it was exported, and its training mode cannot be set. Pass the "
-                "module it was made from."
-            ) from error
+            rule = "be an ordinary module: it was exported, and its training mode cannot be set"
+            raise TypeError(f"`net` must {rule}. Pass the module it was made from.") from error
         for module, flag in (switched := [entry for entry in flags if entry[0].training != entry[1]]):
             module.training = flag
         if switched:
-            raise ValueError(
-                f"`net` switches the mode of a {type(switched[0][0]).__name__} that it holds past its module tree. "
-                "Register it: assign it to an attribute, or hold it in a ModuleList or ModuleDict."
-            )
+            rule = f"switches the mode of a {type(switched[0][0]).__name__} that it holds past its module tree"
+            remedy = "Register it: assign it to an attribute, or hold it in a ModuleList or ModuleDict"
+            raise ValueError(f"`net` {rule}. {remedy}.")
         after = list(self.net.parameters())
         if not self._own_parameters:
             return all(map(operator.is_, before, after)) and list(map(storage, after)) == addresses
