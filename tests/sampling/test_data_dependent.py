@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import dropbayes as db
-from tests.cases import slow_except
+from tests.cases import crossed, slow_except
 from tests.sampling.loop import assert_functions, assert_law, assert_same_alone, cut, made, may_be_refused, network
 from tests.sampling.training_loop import rows
 
@@ -589,3 +589,63 @@ def test_tokens_that_meet_dropout_in_their_expert_run_row_by_row():
     assert db.predict(net, x, n_draws=10).method == "row by row"
     assert_law(net, x)
     assert_same_alone(net, x, rows=(0, 5))
+
+
+def by_masks(tokens, chosen, experts):
+    out = torch.zeros_like(tokens)
+    for i, expert in enumerate(experts):
+        out[chosen == i] = expert(tokens[chosen == i])
+    return out
+
+
+def by_places(tokens, chosen, experts):
+    flat, out = tokens.flatten(0, 1), torch.zeros_like(tokens).flatten(0, 1)
+    for i, expert in enumerate(experts):
+        if len(places := (chosen.flatten() == i).nonzero()[:, 0]):
+            out = out.index_add(0, places, expert(flat[places]))
+    return out.view_as(tokens)
+
+
+def taken_first(tokens, chosen, experts):
+    flat = tokens.flatten(0, 1)
+    places = [(chosen.flatten() == i).nonzero()[:, 0] for i in range(len(experts))]
+    taken = [flat.index_select(0, some) for some in places]  # several of them of one length
+    outputs = [expert(some) for expert, some in zip(experts, taken, strict=True)]
+    return torch.zeros_like(flat).index_copy(0, torch.cat(places), torch.cat(outputs)).view_as(tokens)
+
+
+def tokens_routed_by_a_draw(send):
+    """Tokens choose one of three experts after dropout, and meet dropout there."""
+
+    def forward(self, x):
+        h = self.drop(torch.tanh(self.first(x)))
+        return self.last(send(h, self.gate(h).argmax(-1), self.experts)).mean(1)
+
+    experts = (nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Dropout(0.4), nn.Linear(12, 8)) for _ in range(3))
+    net = network(forward, first=nn.Linear(4, 8), drop=nn.Dropout(0.3), gate=nn.Linear(8, 3), last=nn.Linear(8, 2))
+    net.experts = nn.ModuleList(experts)
+    return net, torch.randn(40, 5, 4)
+
+
+@pytest.mark.parametrize(("send", "masks"), crossed([by_masks, by_places, taken_first], ["shared", "row"]))
+def test_tokens_that_draws_send_to_experts_run_with_those_of_other_rows(send, masks):
+    net, x = made(lambda: tokens_routed_by_a_draw(send))
+    assert db.predict(net, x, n_draws=10, masks=masks).method == "draw by draw"
+    assert_law(net, x[:6], masks=masks)
+    if masks == "shared":
+        assert_same_alone(net, x, rows=(0, 17, 39))
+
+
+def test_rows_with_other_numbers_of_tokens_have_masks_of_their_own():
+    def unpadded(self, x):
+        out, taken = torch.zeros_like(x), x[..., 0] > 0
+        out[taken] = self.drop(x[taken])
+        return out
+
+    x = torch.ones(4, 6, 8)
+    for row, n_tokens in enumerate((6, 4, 2, 1)):
+        x[row, n_tokens:] = -1
+    net = network(unpadded, drop=nn.Dropout(0.5)).eval()
+    kept = db.draws(net, x, n_draws=300, masks="row", sampling=db.Sampling(sampler="independent"))[:, x > 0].double()
+    correlation = torch.corrcoef(kept.T) - torch.eye(kept.shape[1])
+    assert correlation.abs().max() < 5.5 / 300**0.5

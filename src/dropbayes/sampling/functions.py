@@ -18,7 +18,7 @@ from dropbayes.sampling.perceptron import as_perceptron
 from dropbayes.sampling.plan import MASKS, make_plan, mask_spec, move_row_axis
 from dropbayes.sampling.profile import Profile
 from dropbayes.sampling.settings import Sampling, check_sampling
-from dropbayes.sampling.source import KeyedSource, MaskSpec, UnsupportedStrategy
+from dropbayes.sampling.source import KeyedSource, MaskSpec, PartsSource, UnsupportedStrategy
 from dropbayes.sampling.strategies import ONE_BY_ONE, Strategy, Work, evaluate
 from dropbayes.sampling.trials import chosen_strategy
 from dropbayes.tracing import Interception, Ones
@@ -158,7 +158,7 @@ def _one_draw(inspection: Inspection, inputs: Inputs, seen: Inputs, spec: MaskSp
     strategy = ONE_BY_ONE if lone else chosen_strategy(inspection, seen, spec)
     if (not lone and strategy.rows != "together") or spec.profile.host_random or spec.profile.seeds_torch:
         return _by_strategy(inspection, inputs, spec, draw, strategy)
-    source = KeyedSource(spec, draw, range(inputs.n_rows), folded=True)
+    source = (PartsSource if spec.profile.sends_parts else KeyedSource)(spec, draw, range(inputs.n_rows), folded=True)
     view = inspection.network()
     source.follow(view.paths)
     leaves = cloned_leaves(inputs.leaves) if spec.profile.writes_input else inputs.leaves

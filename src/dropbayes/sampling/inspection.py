@@ -61,9 +61,6 @@ def sites(net: nn.Module, x: PyTree, *, sampling: Sampling = Sampling()) -> Site
     return Sites(profile.sites + profile.left_out, profile.prefix_share)
 
 
-# The cache ------------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class Inspection:
     """A network that was inspected: its profile, how to run it, and the strategies that passed their trial."""
@@ -180,9 +177,6 @@ def forget(net: nn.Module) -> None:
     _inspections.pop(net, None)
 
 
-# The inspection -------------------------------------------------------------------------------------------------------
-
-
 def _inspect(net: nn.Module, inputs: Inputs, ignored: tuple[str, ...], positions: bool) -> Inspection:
     """Autocast is off unless the network needs it, so that outputs differ only by the rounding of full precision."""
     _check_names(net, ignored)
@@ -281,14 +275,20 @@ def _sites_of_rows(probes: list[Probe], n_rows: int) -> tuple[tuple[Site, ...], 
                 "`net` permutes its rows, or drops with a probability that depends on them all. If it is augmentation, "
                 "name its module in Sampling(ignore_modules=...); otherwise row_axis=None takes the input as one row."
             )
-        drops_parts = any(probe.recorder.drops_parts for probe in probes)
-        if drops_parts and any(probe.watch.selects_parts for probe in probes[1:]):
-            return tuple(alone.recorder.sites), False  # a row may have several entries in one place
+        if of_parts := _sites_of_parts(probes):  # a row may have several entries in one place
+            lie = [s.name in of_parts and (s.layout is None or "rand" not in s.kind) for s in sites]
+            return tuple(replace(s, layout=RowLayout(0, 0)) if p else s for s, p in zip(sites, lie, strict=True)), False
         if any(probe.watch.has_dynamic_shapes for probe in probes):
             some = RowLayout(0, 0)  # rows are sent to different places: a site without an axis for all may hold some
             sites = tuple(replace(s, layout=some) if s.layout is None and len(s.shape) > 1 else s for s in sites)
         return sites, together and batch.watch.ranked == alone.watch.ranked
     return tuple(alone.recorder.sites), False  # a site for each row, or a branch on the values of the rows
+
+
+def _sites_of_parts(probes: list[Probe]) -> set[str]:
+    """The names of the sites where a row may have any number of its parts, which the network sends to places."""
+    takes = any(probe.watch.selects_parts for probe in probes[1:3])  # of a row alone
+    return set().union(*(probe.recorder.of_parts for probe in probes[:3])) if takes else set()
 
 
 def _skips_sites(probes: list[Probe]) -> bool:
@@ -313,7 +313,8 @@ def _sites_of_all_branches(
         with keyed_generators(seed) if moved else contextlib.nullcontext():
             batch = prober(rows.leaves, flags, neutral)
         for site in site_layouts(alone, batch, rows.n_rows)[0]:
-            if site.name not in known or known[site.name].layout == RowLayout(0, 0):
+            is_some = known.get(site.name, site).layout == RowLayout(0, 0) and site.name not in _sites_of_parts(probes)
+            if site.name not in known or is_some:
                 known[site.name] = site
     return tuple(known.values())
 
@@ -355,6 +356,7 @@ def _profile(batch: Probe, alone: Probe, probes: list[Probe], n_rows: int) -> Pr
         reorders=any(probe.watch.reorders for probe in probes),
         ranks_rows=any(how != "sort" for how, _ in {*batch.watch.ranked} - {*alone.watch.ranked}),
         are_sent=any(probe.watch.has_dynamic_shapes for probe in probes),
+        sends_parts=bool(_sites_of_parts(probes)),
         by_name=by_name,
         host_random=any(probe.host.moved for probe in probes),
         seeds_torch=any(probe.recorder.seeds_torch for probe in probes),
@@ -367,9 +369,6 @@ def _check_names(net: nn.Module, ignored: tuple[str, ...]) -> None:
     known = {one for name, module in net.named_modules() for one in (name, type(module).__name__)}
     if unknown := [name for name in ignored if name not in known]:
         raise ValueError(f"`ignore_modules` must name modules or classes of `net`; {unknown[0]!r} is none.")
-
-
-# Rows -----------------------------------------------------------------------------------------------------------------
 
 
 def _evaluation_probe(prober: Prober) -> tuple[Inputs, Probe]:
@@ -484,10 +483,8 @@ def _check_faithful(prober: Prober, rows: Inputs, plain: Probe, outputs: Layouts
             "patched, or it reads modules past its module tree. Register what it reads as submodules and buffers."
         )
     if not prober.in_double(rows, agrees_in_double):
-        raise RowsDepend(
-            "`net` gives its rows other outputs in another order: it sorts them, or they depend on each other. "
-            f"{whole_arguments(rows)}Pass row_axis=None to take the whole input as one row."
-        )
+        rule = "gives its rows other outputs in another order: it sorts them, or they depend on each other"
+        raise RowsDepend(f"`net` {rule}. {whole_arguments(rows)}Pass row_axis=None to take the whole input as one row.")
 
 
 def _are_rows_of(

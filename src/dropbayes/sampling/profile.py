@@ -32,6 +32,7 @@ class Profile:
     reorders: bool = False  # entries are taken by indices that depend on values: it may sort rows and put them back
     ranks_rows: bool = False  # rows are counted or paired among each other; those that are sorted may be put back
     are_sent: bool = False  # a shape depends on values: rows are sent to different places, which may have no room
+    sends_parts: bool = False  # and of a row any number of parts, which meet a site there
     by_name: bool = False  # a draw may skip sites, which are then known by name and not by number
     host_random: bool = False  # Python's, NumPy's or torch's own generator is used in the forward pass
     seeds_torch: bool = False  # torch's generator is seeded in the forward pass: numbers drawn afterwards are fixed

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.sampling.kernels import kernels_on
-from dropbayes.sampling.masks import SHARED_BYTES, Keys, Positions, keep_mask, keep_scale, named_site, uniform
+from dropbayes.sampling.masks import SHARED_BYTES, Keys, Positions, Units, keep_mask, keep_scale, named_site, uniform
 from dropbayes.sampling.probes import is_ignored
 from dropbayes.sampling.profile import Profile
 from dropbayes.tracing import (
@@ -28,8 +28,9 @@ from dropbayes.tracing import (
     scaled_product,
     version,
 )
+from dropbayes.tracing.entries import RowsOfEntries
 from dropbayes.tracing.generators import SENTINEL_SEED
-from dropbayes.tracing.operations import is_batched
+from dropbayes.tracing.operations import Arguments, NamedArguments, Operation, is_batched, operands
 from dropbayes.tracing.sites import is_checkpointed
 
 # From functorch: a real tensor seen as batched along one axis at a level of vmap; the depth of nested transforms, None
@@ -119,6 +120,7 @@ class KeyedSource(SiteSource):
         self.row_level: int | None = None  # and if rows are
         self.variance: Tensor | None = None
         self.site = 0
+        self._followed: Tensor | None = None  # the rows of the entries that meet a site, if a row may have several
         self._depth = transform_depth() or 0  # of the caller's own transforms
         self._pending: tuple[Tensor, float] | None = None
         self._integrated: tuple[Tensor, int] | None = None
@@ -127,8 +129,6 @@ class KeyedSource(SiteSource):
     def follow(self, paths: Mapping[int, str]) -> None:
         """Tells sites by name, and what calls them, by the names of the modules that run, by id."""
         self.names = SiteNames(paths)
-
-    # What the handlers of stochastic operations ask -------------------------------------------------------------------
 
     def read(self, tensor: Tensor) -> Tensor:
         values = tensor if self._chosen is None else _unmapped(tensor, self.row_level or 0, 0, len(self._chosen[0]))
@@ -284,13 +284,15 @@ class KeyedSource(SiteSource):
             raise NetworkChanged("the last layer was not met, or its output is not the network's")
         return [*outputs, self.variance]
 
-    # Which site, and its numbers --------------------------------------------------------------------------------------
-
     def _mask_rows(self, site: Site) -> range | None:
         """The rows that have masks of their own at a site; None if they share one."""
         # In a trial, several entries of a row have its own numbers: of shared ones, those of others might do by chance.
-        several = site.layout is not None and site.layout.inner > 1
+        several = self._has_parts(site) or (site.layout is not None and site.layout.inner > 1)
         return self.rows if self.spec.per_row or (several and self._tries(site)) else None
+
+    def _has_parts(self, site: Site) -> bool:
+        """Whether a row may have any number of entries at a site, and none."""
+        return self.spec.profile.sends_parts and site.layout == RowLayout(0, 0)
 
     def _next(self, kind: str, drop_prob: float | None, shape: tuple[int, ...]) -> Site:
         self._check_transforms()
@@ -321,7 +323,8 @@ class KeyedSource(SiteSource):
         axis = next((known.layout.axis for known in self.spec.profile.sites if known.layout is not None), 0)
         if len(site.shape) > axis:
             inner, rest = divmod(site.shape[axis], len(self.rows) * (len(self.draws) if self.folded else 1))
-            site = replace(site, layout=RowLayout(axis, 0 if rest or inner < 2 else inner))
+            some = rest or inner < 2 or self.spec.profile.sends_parts
+            site = replace(site, layout=RowLayout(axis, 0 if some else inner))
         if self._new is not None:
             self._new[site.name] = site
         return site
@@ -334,10 +337,8 @@ class KeyedSource(SiteSource):
             self._computed_again = True
         depth = transform_depth()
         if depth and depth > max(self._depth, self.level or 0, self.row_level or 0) and _maps_randomly():
-            raise NotImplementedError(
-                "`net` drops inside its own torch.func transform, whose members would all share one mask. Write "
-                "the members as an axis of one tensor."
-            )
+            rule = "drops inside its own torch.func transform, whose members would all share one mask"
+            raise NotImplementedError(f"`net` {rule}. Write the members as an axis of one tensor.")
 
     def _number(self, site: Site) -> int:
         by_name = named_site(site.name) if site.name else site.index
@@ -355,6 +356,8 @@ class KeyedSource(SiteSource):
     ) -> Tensor | None:
         """The scaled mask, or the uniforms, of one of the draws in turn, where all rows share them; otherwise None."""
         if (among := self._among) is None or self._mask_rows(site) is not None or self._tries(site):
+            return None
+        if self._followed is not None and self._has_parts(site):  # as many as the draw has sent
             return None
         if (key := (site.index, site.name, shape, drop_prob, dtype)) not in self._made:
             layout, shape = self._layout(site, shape)
@@ -391,9 +394,10 @@ class KeyedSource(SiteSource):
         """The numbers of this run's draws."""
         make = functools.partial(generate, self.spec.keys, draws=self.draws, rows=self._mask_rows(site))
         positions = self.spec.positions
-        return make(self._number(site), shape=shape) if positions is None else positions.generate(site, shape, make)
-
-    # Where it goes ----------------------------------------------------------------------------------------------------
+        if positions is not None:
+            return positions.generate(site, shape, make)
+        units = Units(shape, (0,), (0,)) if self._has_parts(site) else None  # alike for any number of parts
+        return make(self._number(site), shape=shape, units=units)
 
     def _layout(self, site: Site, shape: tuple[int, ...]) -> tuple[RowLayout | None, tuple[int, ...]]:
         """The row layout of this run's tensor of `shape`, and the shape of one row's mask."""
@@ -411,7 +415,7 @@ class KeyedSource(SiteSource):
             raise UnsupportedStrategy("rows along another axis")
         some = site.layout.inner == 0 or (self.spec.profile.by_name and site.layout.inner == 1 and shape[axis] < copies)
         if some and len(self.rows) > 1:  # some of the rows, each with one entry
-            if several or self.level is not None:
+            if several or self.level is not None or self._has_parts(site):
                 raise UnsupportedStrategy("a mask for some of the rows")
             return RowLayout(axis, 0), (*shape[:axis], 1, *shape[axis + 1 :])
         if shape[axis] % copies:
@@ -438,9 +442,8 @@ class KeyedSource(SiteSource):
             return value[0] if n_leading == 1 else value[0, 0]
         value = self._among_rows(value, layout, n_leading)
         if n_leading == 1:
-            value = value.unsqueeze(layout.axis + 1).expand(
-                *value.shape[: layout.axis + 1], len(self.rows), *value.shape[layout.axis + 1 :]
-            )
+            after = layout.axis + 1
+            value = value.unsqueeze(after).expand(*value.shape[:after], len(self.rows), *value.shape[after:])
         return value.reshape(shape)
 
     def _among_rows(self, value: Tensor, layout: RowLayout, n_leading: int) -> Tensor:
@@ -458,8 +461,6 @@ class KeyedSource(SiteSource):
         if n_leading == 2:
             value = _add_batch_dim(value, 1, self.row_level or 0)
         return value[0] if self.level is None else _add_batch_dim(value, 0, self.level)
-
-    # Kernels, which read and write draws and rows as axes of memory ---------------------------------------------------
 
     def _kernels(self, x: Tensor) -> Any:
         """The kernels for `x`; None where torch must see what is done: for gradients, within other transforms."""
@@ -520,6 +521,44 @@ class KeyedSource(SiteSource):
         return x if self.level is None else _add_batch_dim(x.unflatten(0, (len(self.draws), -1)), 0, self.level)
 
 
+class PartsSource(KeyedSource):
+    """The masks of rows whose parts are sent to places: each part is followed, and has the mask of its row alone."""
+
+    def follow(self, paths: Mapping[int, str]) -> None:
+        super().follow(paths)
+        self._entries = RowsOfEntries(len(self.rows))
+
+    def after(self, func: Operation, args: Arguments, kwargs: NamedArguments, result: object) -> None:
+        self._entries.follow(func, args, kwargs, operands((result,)))
+
+    def keep(self, kind: str, drop_prob: float, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        self._followed = self._entries.of(like)
+        return super().keep(kind, drop_prob, shape, like)
+
+    def dropout(self, kind: str, x: Tensor, drop_prob: float, shape: tuple[int, ...], inplace: bool) -> Tensor:
+        self._followed = self._entries.of(x)
+        return super().dropout(kind, x, drop_prob, shape, inplace)
+
+    def uniform(self, kind: str, drop_prob: float | None, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        self._followed = None
+        return super().uniform(kind, drop_prob, shape, device)
+
+    def _layout(self, site: Site, shape: tuple[int, ...]) -> tuple[RowLayout | None, tuple[int, ...]]:
+        if not self._has_parts(site):
+            return super()._layout(site, shape)
+        if len(self.draws) > 1 or self._followed is None or len(self._followed) != shape[0]:
+            raise UnsupportedStrategy("a mask for parts of rows")
+        return None, shape
+
+    def _numbers(self, site: Site, shape: tuple[int, ...], generate: Callable[..., Tensor]) -> Tensor:
+        if not self._has_parts(site) or self._followed is None:
+            return super()._numbers(site, shape, generate)
+        rows, counts = self._followed, self._followed.bincount(minlength=len(self.rows))
+        place = rows.argsort(stable=True).argsort() - (counts.cumsum(0) - counts)[rows]  # among the parts of its row
+        numbers = super()._numbers(site, (int(counts.max()), *shape[1:]), generate)
+        return numbers[:, place] if self._mask_rows(site) is None else numbers[:, rows, place]
+
+
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """torch's; of one output, computed as one of two: with one, the bits depend on the number of rows on a CPU."""
     if not x.is_cpu or weight.shape[0] > 1 or weight.dim() == 1:
@@ -553,10 +592,8 @@ def _unmapped(x: Tensor, level: int, axis: int, size: int) -> Tensor:
 
 
 def _refuse_gradient(_: Tensor) -> None:
-    raise NotImplementedError(
-        "`net` drops inside torch.utils.checkpoint, which computes it again for the gradient of a draw, with other "
-        "masks. Switch checkpointing off, or call the draw under torch.no_grad()."
-    )
+    rule = "drops inside torch.utils.checkpoint, which computes it again for the gradient of a draw, with other masks"
+    raise NotImplementedError(f"`net` {rule}. Switch checkpointing off, or call the draw under torch.no_grad().")
 
 
 def _maps_randomly() -> bool:

@@ -17,7 +17,7 @@ from torch.utils._pytree import PyTree
 from dropbayes.runtime.devices import is_out_of_memory
 from dropbayes.sampling.inputs import Inputs, cloned_leaves, split
 from dropbayes.sampling.masks import derived_seed
-from dropbayes.sampling.source import KeyedSource, Made, MaskSpec, NetworkChanged, Parted, transform_depth
+from dropbayes.sampling.source import KeyedSource, Made, MaskSpec, NetworkChanged, Parted, PartsSource, transform_depth
 from dropbayes.tracing import Interception, RowLayout, Site, UnsupportedStrategy
 from dropbayes.tracing.generators import keyed_generators, seed_generators
 from dropbayes.tracing.views import View, eagerly
@@ -96,10 +96,8 @@ def _run(source: KeyedSource, work: Work, leaves: list[PyTree]) -> list[Tensor]:
     if mode.drawn_elsewhere:
         raise NetworkChanged("random numbers that are asked for elsewhere than before")
     if profile.draws_branch and structure.leaves != profile.structure.leaves:
-        raise ValueError(
-            "`net` must return numbers as tensors: its output holds a Python number that depends on the draw. Return "
-            "the tensor it was read from."
-        )
+        rule = "return numbers as tensors: its output holds a Python number that depends on the draw"
+        raise ValueError(f"`net` must {rule}. Return the tensor it was read from.")
     outputs = source.finish(tensors)
     work.runs.add(hash(tuple(mode.operations)))
     # A network that differentiates itself would keep the graph of every draw.
@@ -109,7 +107,7 @@ def _run(source: KeyedSource, work: Work, leaves: list[PyTree]) -> list[Tensor]:
 def _fold(spec: MaskSpec, work: Work) -> list[Tensor]:
     """Draws and rows as one batch, draws outermost."""
     n_draws, n_rows = len(work.draws), len(work.rows)
-    source = KeyedSource(
+    source = (PartsSource if spec.profile.sends_parts and n_rows > 1 else KeyedSource)(
         spec, work.draws, work.rows, folded=True, among=work.among, made=work.made, learned=work.learned
     )
     leaves = [_repeat(leaf, axis, n_draws) for leaf, axis in zip(work.leaves, work.inputs.axes, strict=True)]

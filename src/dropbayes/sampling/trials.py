@@ -20,7 +20,6 @@ from dropbayes.sampling.inputs import Inputs, cloned_leaves
 from dropbayes.sampling.inspection import Inspection
 from dropbayes.sampling.masks import Keys
 from dropbayes.sampling.probes import double_inputs, equal_but_for_rounding
-from dropbayes.sampling.profile import Profile
 from dropbayes.sampling.source import MaskSpec, UnsupportedStrategy
 from dropbayes.sampling.strategies import (
     BY_BRANCH,
@@ -55,19 +54,22 @@ def chosen_strategy(inspection: Inspection, inputs: Inputs, spec: MaskSpec, *, i
     alone = invariant and device == "cpu" and profile.of_vectors
     least = 0.5 if alone else _SHARED_PREFIX[device]  # folded, a lone vector has products of all draws
     shares_prefix = profile.prefix_share > least and saved >= _SAVED_OPERATIONS[device]
-    key = (spec.per_row, shares_prefix, spec.positions is None, autocast_dtype(inputs.device))
+    few_rows = profile.sends_parts and inputs.n_rows < spec.keys.n_draws
+    key = (spec.per_row, shares_prefix, few_rows, spec.positions is None, autocast_dtype(inputs.device))
     if key not in inspection.strategies:
-        candidates = _candidates(profile, spec.per_row, shares_prefix, inputs.is_one_row)
+        candidates = _candidates(spec, shares_prefix, inputs.is_one_row, few_rows)
         inspection.strategies[key] = first_that_agrees(inspection, inputs, spec, candidates)
     return inspection.strategies[key]
 
 
-def _candidates(profile: Profile, per_row: bool, shares_prefix: bool, is_one_row: bool) -> list[Strategy]:
+def _candidates(spec: MaskSpec, shares_prefix: bool, is_one_row: bool, few_rows: bool) -> list[Strategy]:
     """The strategies worth a trial, from the fastest on; the plain loop needs none."""
+    profile, per_row = spec.profile, spec.per_row
     together = is_one_row or not (profile.rows_depend or profile.one_row)
     apart = [] if is_one_row or profile.host_random or profile.seeds_torch else [BY_BRANCH]
     in_turn = profile.draws_branch or profile.host_random
-    if profile.rows_branch or (in_turn and (not together or per_row or profile.ranks_rows)):
+    rows_apart = not together or profile.ranks_rows or (per_row and not profile.sends_parts)
+    if profile.rows_branch or (in_turn and rows_apart):
         return apart
     if in_turn:
         # Of a small network, the draws that go one way are one pass; of many gates or ways, each draw goes its own.
@@ -82,10 +84,12 @@ def _candidates(profile: Profile, per_row: bool, shares_prefix: bool, is_one_row
     if is_one_row:
         return [MAPPED, DRAW_BY_DRAW]
     candidates = [MAPPED_ROWS, *([] if profile.ranks_rows else [DRAW_BY_DRAW]), ROW_BY_ROW]
+    if few_rows:  # which take fewer passes than the draws
+        candidates.reverse()
     if profile.rows_together and (profile.sites_have_rows or not per_row):
         folded = [FOLDED] if profile.sites_have_rows else []
         candidates = [*([MAPPED, *folded] if shares_prefix else [*folded, MAPPED]), *candidates]
-    return candidates if not per_row or profile.sites_have_rows else [MAPPED_ROWS, ROW_BY_ROW]
+    return candidates if not per_row or profile.sites_have_rows or profile.sends_parts else [MAPPED_ROWS, ROW_BY_ROW]
 
 
 @torch.inference_mode(False)

@@ -63,7 +63,7 @@ class Recorder(Ones):
         self.seeds_torch = False  # torch's generator was seeded within the pass, and numbers drawn, or left so
         self.generators: list[bytes] = []  # the states of the network's own generators when it drew from them
         self._left_out, self._weights, self._every = left_out, weights or {}, every_dropout
-        self.drops_parts = False  # a site may hold some of the parts of the rows only
+        self.of_parts = set[str]()  # the sites that may hold some of the parts of the rows only, by name
         self.has_choices = False  # random numbers went into an operation of which their means say nothing
         self._told = 0
         self._drawn: int | None = None  # the site of the last random numbers, by its index
@@ -94,17 +94,19 @@ class Recorder(Ones):
         before = path or "(network)" if kind == "recurrent" else None
         self.sites.append(Site(len(self.sites), path, kind, drop_prob, shape, before, name=self.names.next(kind)))
         self._kept_before = self._keep_prob_of(like)
-        self.drops_parts |= self.watch is not None and self.watch.holds_parts(like)
+        if self.watch is not None and self.watch.holds_parts(like):
+            self.of_parts.add(self.sites[-1].name)
 
     def uniform(self, kind: str, drop_prob: float | None, shape: tuple[int, ...], device: torch.device) -> Tensor:
         path, module = self.names.caller()
         out = module is not None and self._left_out(path, module)
-        self.drops_parts |= self.watch is not None and self.watch.has_dynamic_shapes  # of a length it may have read
         if out:
             self.sites_left_out.append(Site(-1, path, kind, drop_prob, shape, left_out=True))
         else:
             self._drawn = len(self.sites) if kind in ("rand", "randn", "randperm", "bernoulli") else None
             self.sites.append(Site(len(self.sites), path, kind, drop_prob, shape, name=self.names.next(kind)))
+            if self.watch is not None and self.watch.has_dynamic_shapes:  # of a length it may have read
+                self.of_parts.add(self.sites[-1].name)
         if len(self.sites) > 500 and self.watch is not None and any(drawn for drawn, _, _ in self.watch.reads):
             raise NotImplementedError(  # since numbers that stand for no noise may never meet the condition
                 "`net` draws more than 500 times in a pass and reads what it drew: it may draw until that meets a "
