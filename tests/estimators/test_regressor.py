@@ -75,6 +75,14 @@ def test_many_outputs_are_learned_together():
 
 
 @pytest.mark.slow
+def test_a_learned_variance_that_is_rounded_to_zero_far_from_the_data_is_no_error():
+    x = np.linspace(0, 1, 80)[:, None]
+    y = np.sin(6 * x[:, 0]) + 0.05 * np.random.default_rng(0).normal(size=80)
+    settings = {"noise": "heteroscedastic", "n_steps": 300, "drop_prob": 0.05, "weight_decay": 1e-4, "random_state": 0}
+    _, std = DropoutRegressor(**settings).fit(x, y).predict(np.array([[1000.0], [0.5]]), return_std=True)
+    assert np.isfinite(std).all() and std[0] > 10 * std[1] > 0
+
+
 def test_heteroscedastic_noise_and_learned_drop_probability():
     source = np.random.default_rng(0)
     x = source.uniform(-2, 2, size=(600, 1))

@@ -298,8 +298,8 @@ class RegressionEnsemble(Ensemble):
             mixture = self.noise_.mixture(draws, columns, y_mean, y_scale)
             spread = self.extrapolation_
             return mixture if spread is None else spread.spread(mixture, columns, y_scale)
-        mean, variance = in_units(population, outputs)
-        return Mixture(mean.flatten(0, 1), variance.flatten(0, 1).sqrt())
+        mean, variance = in_units(population, outputs)  # far from the data, a learned variance may be rounded to 0
+        return Mixture(mean.flatten(0, 1), variance.flatten(0, 1).clamp_min(torch.finfo(variance.dtype).tiny).sqrt())
 
     @property
     def _target_moments(self) -> tuple[Tensor, Tensor]:
