@@ -71,7 +71,8 @@ class FoldedDraws:
             inputs = self._one_draw(arguments | cache)
             inspection = sampling.inspect(self.net, inputs, self.sampling.ignored, positions=True, any_length=True)
             inspection.profile.check_random()
-            if not inspection.profile.rows_together or inspection.profile.host_random:
+            profile = inspection.profile  # tokens that are sorted by expert are put back, as is seen of the text alone
+            if not (profile.rows_together or profile.sites_have_rows) or profile.ranks_rows or profile.host_random:
                 why = "its texts depend on each other, or it draws from Python's or NumPy's generator"
                 what = f"takes one text at a time ({why}), so that draws cannot share a batch"
                 raise ValueError(f"`model` {what}. Use dropbayes.function_draw.")
@@ -80,8 +81,7 @@ class FoldedDraws:
 
     def is_foldable(self, arguments: dict[str, Any], n_rows: int) -> bool:
         """Whether several draws can share a batch: not if a mask has no rows, as in LayerDrop."""
-        inspection, _ = self._inspected(arguments, n_rows)
-        return all(site.layout is not None and site.layout.inner for site in inspection.profile.sites if site.is_random)
+        return self._inspected(arguments, n_rows)[0].profile.sites_have_rows
 
     def _one_draw(self, arguments: dict[str, Any]) -> sampling.Inputs:
         """The arguments of the first draw as inputs, texts first: their number is the number of rows."""

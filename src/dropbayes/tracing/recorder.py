@@ -94,7 +94,7 @@ class Recorder(Ones):
         before = path or "(network)" if kind == "recurrent" else None
         self.sites.append(Site(len(self.sites), path, kind, drop_prob, shape, before, name=self.names.next(kind)))
         self._kept_before = self._keep_prob_of(like)
-        if self.watch is not None and self.watch.holds_parts(like):
+        if self.watch is not None and (0 in shape or self.watch.holds_parts(like)):  # what is empty has no memory
             self.of_parts.add(self.sites[-1].name)
 
     def uniform(self, kind: str, drop_prob: float | None, shape: tuple[int, ...], device: torch.device) -> Tensor:

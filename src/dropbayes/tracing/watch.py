@@ -93,7 +93,7 @@ class Watch(TorchDispatchMode):
 
     def holds_parts(self, tensor: Tensor) -> bool:
         """Whether a tensor may hold some of the parts of the rows only: those that were sent somewhere."""
-        return not tensor.numel() or _marks({storage(tensor)}, self._parts)  # an empty one has no memory
+        return _marks({storage(tensor)}, self._parts)
 
     def note_read(self, tensor: Any, *, number: bool) -> None:
         """Notes that Python read the values of a tensor."""
