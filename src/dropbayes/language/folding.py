@@ -71,7 +71,7 @@ class FoldedDraws:
             inputs = self._one_draw(arguments | cache)
             inspection = sampling.inspect(self.net, inputs, self.sampling.ignored, positions=True, any_length=True)
             inspection.profile.check_random()
-            profile = inspection.profile  # tokens that are sorted by expert are put back, as is seen of the text alone
+            profile = inspection.profile  # tokens that are sorted by expert are put back, if there is room for all
             if not (profile.rows_together or profile.sites_have_rows) or profile.ranks_rows or profile.host_random:
                 why = "its texts depend on each other, or it draws from Python's or NumPy's generator"
                 what = f"takes one text at a time ({why}), so that draws cannot share a batch"

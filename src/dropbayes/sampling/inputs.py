@@ -60,8 +60,9 @@ class Inputs:
 
     def padded_rows(self, start: int, stop: int, size: int) -> list[Any]:
         """The leaves with the rows from `start` to `stop`, the last repeated up to `size`: no new NaN comes in."""
-        some = torch.arange(start, start + size, device="cpu").clamp(max=stop - 1)
-        return self.rows(range(start, stop) if size <= stop - start else some)
+        if size > stop - start:
+            return self.rows(torch.arange(start, start + size, device="cpu").clamp(max=stop - 1))
+        return self.rows(range(start, stop))
 
     def block(self, start: int, stop: int) -> Self:
         """The rows from `start` to `stop` as separate inputs."""
@@ -272,8 +273,8 @@ def _stated_axes(row_axis: Any, arguments: tuple[tuple[Any, ...], dict[str, Any]
         return [row_axis] * len(pytree.tree_leaves(arguments))
     if isinstance(row_axis, Mapping):
         if positional or row_axis.keys() != named.keys():
-            rule, remedy = f"name the arguments in `x`, {sorted(named)}", "Pass `x` as a dict, with one axis for each"
-            raise ValueError(f"`row_axis` must {rule}; got {sorted(row_axis)}. {remedy} (or None).")
+            rule, remedy = f"name the arguments in `x`, {sorted(named)}", "Pass `x` as a dict, an axis or None for each"
+            raise ValueError(f"`row_axis` must {rule}; got {sorted(row_axis)}. {remedy}.")
         per_argument = [(named[name], row_axis[name]) for name in named]
     elif named or len(row_axis) != len(positional):
         raise ValueError(f"`row_axis` must have one entry for each of {len(positional)} arguments; got {row_axis!r}.")

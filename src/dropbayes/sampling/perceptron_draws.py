@@ -25,6 +25,7 @@ _TOGETHER = (64, 32, 16, 8, 4)  # rows per product, if a row has the same bits i
 _TOGETHER_ELEMENTS = 2**19  # a layer of all draws up to this size stays in the cache
 _TESTED_OPERATIONS = 2e8  # larger products are not tested: blocks of one size cost them little
 _LARGE_WEIGHTS = 2**14
+
 # Up to the first site a tensor is `[row, feature]`. Afterwards the draws follow the rows if masks are shared (the
 # order that the product with the folded weights of all draws gives), and precede them if each row has its own.
 

@@ -32,8 +32,7 @@ def with_positions(prober: Prober, flags: Flags, chosen: Probe, sites: tuple[Sit
     inputs = prober.inputs
     axes = sequence_axes(inputs)
     if not any(axes):
-        remedy = "Without any, leave it out"
-        raise ValueError(f"`positions` needs an input with positions, [row, position, ...]; got none. {remedy}.")
+        raise ValueError("`positions` needs an input with positions, [row, position, ...]; got none. Leave it out.")
     if any(map(is_cache, inputs.leaves)):  # the contents of a cache have one length: the probe omits it
         inputs = _without_caches(inputs)
         prober = replace(prober, inputs=inputs, views={})

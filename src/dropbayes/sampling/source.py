@@ -355,9 +355,8 @@ class KeyedSource(SiteSource):
         self, site: Site, shape: tuple[int, ...], drop_prob: float | None, dtype: torch.dtype, device: torch.device
     ) -> Tensor | None:
         """The scaled mask, or the uniforms, of one of the draws in turn, where all rows share them; otherwise None."""
-        if (among := self._among) is None or self._mask_rows(site) is not None or self._tries(site):
-            return None
-        if self._followed is not None and self._has_parts(site):  # as many as the draw has sent
+        of_all = self._followed is None or not self._has_parts(site)  # not of as many as a draw has sent
+        if (among := self._among) is None or self._mask_rows(site) is not None or self._tries(site) or not of_all:
             return None
         if (key := (site.index, site.name, shape, drop_prob, dtype)) not in self._made:
             layout, shape = self._layout(site, shape)
