@@ -584,11 +584,75 @@ def test_tokens_that_are_sent_to_experts_without_dropout_are_a_batch():
     assert_same_alone(net, x, rows=(0, 5))
 
 
-def test_tokens_that_meet_dropout_in_their_expert_run_row_by_row():
+def test_tokens_that_meet_dropout_in_their_expert_run_with_those_of_all_draws():
     net, x = made(lambda: (sent(lambda tokens: (tokens[:, 0] > 0).long()), torch.randn(6, 3, 4)))
-    assert db.predict(net, x, n_draws=10).method == "row by row"
+    assert db.predict(net, x, n_draws=10).method == "folded"
     assert_law(net, x)
     assert_same_alone(net, x, rows=(0, 5))
+
+
+def put_back_by_the_inverse(y, order):
+    return y[order.argsort()]
+
+
+def put_back_by_assignment(y, order):
+    out = torch.zeros_like(y)
+    out[order] = y
+    return out
+
+
+def put_back_by_adding(y, order):
+    return torch.zeros_like(y).index_add(0, order, y)
+
+
+def put_back_by_scatter(y, order):
+    return torch.zeros_like(y).scatter(0, order[:, None].expand_as(y), y)
+
+
+def sorted_by_expert(put_back, by_draw, n_tokens):
+    """Entries are sorted by expert, meet dropout in that order, and are put back."""
+
+    def forward(self, x):
+        entries = x.reshape(-1, 6)
+        chosen = self.gate(self.d(entries) if by_draw else entries).argmax(-1)
+        order = chosen.argsort(stable=True)
+        y = self.d(torch.einsum("nd,nde->ne", entries[order], self.weights[chosen[order]]).tanh())
+        y = self.d(put_back(y, order).reshape(x.shape))
+        return self.o(y.mean(1) if n_tokens else y)
+
+    net = network(forward, gate=nn.Linear(6, 3), d=nn.Dropout(0.3), o=nn.Linear(6, 2))
+    net.weights = nn.Parameter(torch.randn(3, 6, 6))
+    return net, torch.randn(9, *([n_tokens] if n_tokens else []), 6)
+
+
+@pytest.mark.parametrize("n_tokens", [0, 4])
+@pytest.mark.parametrize("by_draw", [False, True])
+@pytest.mark.parametrize(
+    "put_back", [put_back_by_the_inverse, put_back_by_assignment, put_back_by_adding, put_back_by_scatter]
+)
+def test_entries_that_are_sorted_by_expert_keep_their_masks_among_those_of_all_draws(put_back, by_draw, n_tokens):
+    for seed in (0, 1):  # of one, all rows of a trial have one expert, so that none is moved there
+        torch.manual_seed(seed)
+        net, x = sorted_by_expert(put_back, by_draw, n_tokens)
+        net.eval()
+        for masks in ("shared", "row"):
+            whole = db.draws(net, x, n_draws=12, masks=masks)
+            assert db.predict(net, x, n_draws=12, masks=masks).method.endswith("folded")
+            for row in range(9):
+                offset = db.Sampling(row_offset=row)
+                alone = db.draws(net, x[row : row + 1], n_draws=12, masks=masks, sampling=offset)
+                torch.testing.assert_close(alone[:, 0], whole[:, row])
+
+
+def test_rows_that_only_their_values_can_move_past_the_eye_run_draw_by_draw():
+    def forward(self, x):
+        some = x[:, 0] > 0
+        y = self.d(torch.masked_select(x, some[:, None]).view(-1, 4))  # whose rows are not followed
+        return self.o(torch.zeros_like(x).masked_scatter(some[:, None], y))
+
+    net, x = made(lambda: (network(forward, d=nn.Dropout(0.4), o=nn.Linear(4, 2)), torch.randn(12, 4)))
+    assert not db.predict(net, x, n_draws=10).method.endswith("folded")
+    assert_same_alone(net, x, rows=range(12), functions=False)
 
 
 def by_masks(tokens, chosen, experts):
@@ -630,7 +694,8 @@ def tokens_routed_by_a_draw(send):
 @pytest.mark.parametrize(("send", "masks"), crossed([by_masks, by_places, taken_first], ["shared", "row"]))
 def test_tokens_that_draws_send_to_experts_run_with_those_of_other_rows(send, masks):
     net, x = made(lambda: tokens_routed_by_a_draw(send))
-    assert db.predict(net, x, n_draws=10, masks=masks).method == "draw by draw"
+    by_length = send is by_places  # which may be one that decides for all
+    assert db.predict(net, x, n_draws=10, masks=masks).method == ("draw by draw" if by_length else "folded")
     assert_law(net, x[:6], masks=masks)
     if masks == "shared":
         assert_same_alone(net, x, rows=(0, 17, 39))

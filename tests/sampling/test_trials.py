@@ -184,7 +184,7 @@ def test_the_masks_of_rows_that_are_sorted_meanwhile_stay_with_them(descending):
 
     net = Module(forward, a=nn.Linear(4, 8), d=nn.Dropout(0.3), o=nn.Linear(8, 2))
     x = torch.randn(5, 4)
-    assert method(net, x, masks="row") == "mapped over rows"
+    assert method(net, x, masks="row") == "folded"
     expected = torch.cat([db.predict(net, row[None], method="linear").std for row in x])
     torch.testing.assert_close(db.predict(net, x, method="linear").std, expected)
 
@@ -206,7 +206,7 @@ def test_rows_that_are_sorted_among_those_of_all_draws_keep_their_masks(way, by_
     for seed in range(3):  # of other rows, some come to stand where they were
         torch.manual_seed(seed)
         net, x = Module(forward, a=nn.Linear(4, 8), d=nn.Dropout(0.5), o=nn.Linear(8, 2)), torch.randn(3, 4)
-        assert {method(net, x[:1]), method(net, x)} == {"mapped over rows"}  # folded, draws would be sorted together
+        assert {method(net, x[:1]), method(net, x)} == {"folded"}  # each is followed through the order of all draws
         torch.testing.assert_close(db.draws(net, x[:1], n_draws=6), db.draws(net, x, n_draws=6)[:, :1])
 
 

@@ -10,9 +10,9 @@ from dropbayes.tracing.operations import operands
 
 
 class Followed(TorchFunctionMode):
-    def __init__(self, n_rows):
+    def __init__(self, n_rows, *inputs):
         super().__init__()
-        self.rows = RowsOfEntries(n_rows)
+        self.rows = RowsOfEntries(n_rows, inputs)
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
@@ -40,25 +40,86 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_row_of_what_is_taken_is_followed(form):
-    with Followed(3) as mode:
+    with Followed(3, X) as mode:
         taken = FORMS[form]()
     assert mode.rows.of(taken).tolist() == [0, 2, 2, 2]
 
 
 def test_parts_in_another_order_have_their_rows_in_that_order():
-    with Followed(3) as mode:
+    with Followed(3, X) as mode:
         taken = X.flatten(0, 1)[PLACES.flip(0)]
     assert mode.rows.of(taken).tolist() == [2, 2, 2, 0]
 
 
 def test_two_tensors_of_the_same_length_have_rows_of_their_own():
-    with Followed(3) as mode:
+    with Followed(3, X) as mode:
         first, second = X.flatten(0, 1)[:, :2][PLACES], X.flatten(0, 1)[PLACES - 1]
-        doubled = first * 2
+        doubled, mixed = first * 2, first + second[:, :2]
     assert mode.rows.of(doubled).tolist() == [0, 2, 2, 2] and mode.rows.of(second).tolist() == [0, 1, 2, 2]
+    assert mode.rows.of(mixed) is None and not mode.rows.are_in_order(mixed)
 
 
-def test_nothing_is_known_of_what_was_not_taken():
-    with Followed(3) as mode:
-        tensors = [X * 2, X[MASK].sum(0), X[:2], torch.randn(4, 5), torch.randn(5)[torch.tensor([1, 2])]]
-    assert [mode.rows.of(tensor) for tensor in tensors] == [None] * 5
+ORDER = torch.tensor([2, 0, 1])
+V = torch.randn(3, 5)
+TABLE = torch.randn(3, 5, 5)  # of weights, as long as there are rows
+SORTED = {
+    "by an index": lambda: V[ORDER],
+    "by torch.gather": lambda: V.gather(0, ORDER[:, None].expand(-1, 5)),
+    "by torch.take_along_dim": lambda: torch.take_along_dim(V, ORDER[:, None], 0),
+    "in parts put together": lambda: torch.cat([one.tanh() for one in V[ORDER].split([1, 2])]),
+    "with the weights of each": lambda: torch.einsum("nd,nde->ne", V[ORDER], TABLE[V[:, 0].long().abs()[ORDER] % 3]),
+    "by a sort of numbers": lambda: torch.tensor([1.0, 2.0, 0.0]).add(V[:, 0] * 0).sort().values,
+}
+PUT_BACK = {
+    "by the inverse": lambda y: y[ORDER.argsort()],
+    "by assignment": lambda y: assigned(torch.zeros_like(y), y),
+    "by index_add": lambda y: torch.zeros_like(y).index_add(0, ORDER, y),
+    "by scatter": lambda y: torch.empty_like(y).scatter(0, ORDER[:, None].expand_as(y), y),
+}
+
+
+def assigned(out, y):
+    out[ORDER] = y
+    return out
+
+
+@pytest.mark.parametrize("way", SORTED)
+def test_sorted_rows_are_followed(way):
+    with Followed(3, V) as mode:
+        taken = SORTED[way]()
+    assert mode.rows.of(taken).tolist() == [2, 0, 1] and not mode.rows.are_in_order(taken)
+
+
+@pytest.mark.parametrize("way", PUT_BACK)
+def test_sorted_rows_that_are_put_back_are_in_order(way):
+    with Followed(3, V) as mode:
+        back = PUT_BACK[way](V[ORDER].tanh())
+    assert mode.rows.are_in_order(back) and torch.equal(back, V.tanh())
+
+
+def test_what_moves_rows_in_an_unseen_way_is_not_taken_for_the_rows_in_order():
+    with Followed(3, X) as mode:
+        moved = [X.flip(0), X.roll(1, 0), X.sort(0).values, V[ORDER].sum(0), X[MASK].view(2, 2, 5)]
+    assert [mode.rows.of(one) for one in moved[:4]] == [None] * 4
+    assert not any(map(mode.rows.are_in_order, moved))
+
+
+def test_a_tensor_that_no_row_reaches_has_none():
+    with Followed(3, X) as mode:
+        tensors = [TABLE * 2, torch.randn(3, 5), TABLE[ORDER], torch.zeros_like(X)]
+    assert [mode.rows.of(tensor) for tensor in tensors] == [None] * 4
+
+
+def test_the_rows_in_order_stay_so_along_any_axis():
+    with Followed(3, X) as mode:
+        tensors = [
+            X * 2,
+            X.transpose(0, 1),
+            X.flatten(0, 1),
+            X.sort(-1).values,
+            X.topk(2)[0],
+            X[..., 0],
+            X + V[:, None],
+        ]
+    assert all(map(mode.rows.are_in_order, tensors))
+    assert mode.rows.of(tensors[2]).tolist() == [0] * 4 + [1] * 4 + [2] * 4

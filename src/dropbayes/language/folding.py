@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._pytree import PyTree
 
 from dropbayes import sampling
+from dropbayes.runtime.rounding import equal_but_for_rounding
 from dropbayes.tracing import Interception
 
 _TEXT = ("input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds")
@@ -48,7 +49,7 @@ class FoldedDraws:
         spec = sampling.mask_spec(inspection.profile, inputs, keys=self.keys, masks="shared", sampling=self.sampling)
         source = sampling.KeyedSource(spec, self.draws, range(n_rows), folded=True)
         self._source, self._alike = source, alike
-        source.follow(view.paths)
+        source.follow(view.paths, ())
         folded = pytree.tree_map_only(Tensor, self._fold, arguments, is_leaf=sampling.is_cache)
         try:
             with Interception(source):
@@ -106,7 +107,7 @@ class FoldedDraws:
         first = leaf[: leaf.shape[0] // n_draws]
         repeated = torch.cat([first] * n_draws)
         # Not so a bias with as many heads as there are rows in all.
-        is_equal = torch.equal(leaf, repeated) or sampling.equal_but_for_rounding(leaf, repeated, offsets=False)
+        is_equal = torch.equal(leaf, repeated) or equal_but_for_rounding(leaf, repeated, offsets=False)
         return first if is_equal else leaf
 
     def _view(self, inspection: sampling.Inspection) -> sampling.View:
@@ -223,7 +224,7 @@ class DrawnModel:
         if "inputs_embeds" in self._prompt or step.get("decoder_inputs_embeds") is not None:
             return
         _, expected = self._run(whole, n_rows, alike=False)
-        if not sampling.equal_but_for_rounding(self.log_probs.to(dtype), expected.to(dtype), offsets=False):
+        if not equal_but_for_rounding(self.log_probs.to(dtype), expected.to(dtype), offsets=False):
             difference = float((self.log_probs - expected).abs().max())
             why = f"a step from it differs from the whole text by {difference:.2g} in log-probability"
             raise ValueError(f"`model` cannot share its cache among draws: {why}. Pass use_cache=False.")

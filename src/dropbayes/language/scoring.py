@@ -13,8 +13,9 @@ from torch.utils._pytree import PyTree
 from dropbayes.language.folding import FoldedDraws, checked, generating_module
 from dropbayes.language.uncertainty import TextUncertainty, TokenUncertainty
 from dropbayes.runtime.devices import device_of
+from dropbayes.runtime.rounding import equal_but_for_rounding
 from dropbayes.runtime.validation import Array, check_count, to_tensor
-from dropbayes.sampling import Keys, Sampling, check_sampling, equal_but_for_rounding, evaluation_output
+from dropbayes.sampling import Keys, Sampling, check_sampling, evaluation_output
 
 Text = str | Sequence[str] | Tensor | Mapping[str, Tensor]
 """Texts with a tokenizer, token ids `[row, token]`, or the output of the tokenizer."""

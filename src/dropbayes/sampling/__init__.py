@@ -6,7 +6,7 @@ from dropbayes.sampling.inspection import Inspection, inspect, is_current, sites
 from dropbayes.sampling.masks import Keys, derived_seed, keep_mask
 from dropbayes.sampling.perceptron import Perceptron, as_perceptron
 from dropbayes.sampling.plan import Block, Plan, make_plan, mask_spec, move_row_axis
-from dropbayes.sampling.probes import ProbeFailed, Prober, equal_but_for_rounding
+from dropbayes.sampling.probes import ProbeFailed, Prober
 from dropbayes.sampling.profile import Profile, Site
 from dropbayes.sampling.settings import Sampling, check_sampling
 from dropbayes.sampling.source import KeyedSource, SiteSource, UnsupportedStrategy
@@ -47,7 +47,6 @@ __all__ = [
     "derived_seed",
     "draws",
     "eagerly",
-    "equal_but_for_rounding",
     "evaluation_output",
     "function_draw",
     "inspect",

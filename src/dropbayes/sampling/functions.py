@@ -18,13 +18,13 @@ from dropbayes.sampling.perceptron import as_perceptron
 from dropbayes.sampling.plan import MASKS, make_plan, mask_spec, move_row_axis
 from dropbayes.sampling.profile import Profile
 from dropbayes.sampling.settings import Sampling, check_sampling
-from dropbayes.sampling.source import KeyedSource, MaskSpec, PartsSource, UnsupportedStrategy
+from dropbayes.sampling.source import KeyedSource, MaskSpec, SentSource, UnsupportedStrategy
 from dropbayes.sampling.strategies import ONE_BY_ONE, Strategy, Work, evaluate
 from dropbayes.sampling.trials import chosen_strategy
 from dropbayes.tracing import Interception, Ones
 from dropbayes.tracing.generators import HostDraws, names_generators
-from dropbayes.tracing.operations import outside_transforms
 from dropbayes.tracing.states import NetworkState
+from dropbayes.tracing.transforms import outside_transforms
 from dropbayes.tracing.views import View, checked_network, eagerly
 
 
@@ -158,10 +158,10 @@ def _one_draw(inspection: Inspection, inputs: Inputs, seen: Inputs, spec: MaskSp
     strategy = ONE_BY_ONE if lone else chosen_strategy(inspection, seen, spec)
     if (not lone and strategy.rows != "together") or spec.profile.host_random or spec.profile.seeds_torch:
         return _by_strategy(inspection, inputs, spec, draw, strategy)
-    source = (PartsSource if spec.profile.sends_parts else KeyedSource)(spec, draw, range(inputs.n_rows), folded=True)
+    source = (SentSource if spec.profile.sends_parts else KeyedSource)(spec, draw, range(inputs.n_rows), folded=True)
     view = inspection.network()
-    source.follow(view.paths)
     leaves = cloned_leaves(inputs.leaves) if spec.profile.writes_input else inputs.leaves
+    source.follow(view.paths, [one for one, axis in zip(leaves, inputs.axes, strict=True) if axis is not None])
     with Interception(source):
         output = eagerly(inputs.call)(view.net, leaves)
     source.finish(split(output)[0])

@@ -21,10 +21,11 @@ from torch.overrides import BaseTorchFunctionMode
 from torch.utils._pytree import PyTree
 
 from dropbayes.runtime.devices import autocast_dtype, is_out_of_memory
+from dropbayes.runtime.rounding import equal_but_for_rounding
 from dropbayes.sampling.inputs import Inputs, as_inputs, cloned_leaves, split
 from dropbayes.sampling.layouts import Layouts, output_layouts, row_of, site_layouts, site_names, whole_arguments
 from dropbayes.sampling.masks import named_site
-from dropbayes.sampling.probes import Probe, ProbeFailed, Prober, RowsDepend, equal_but_for_rounding
+from dropbayes.sampling.probes import Probe, ProbeFailed, Prober, RowsDepend
 from dropbayes.sampling.profile import Profile
 from dropbayes.sampling.sequences import form, with_positions
 from dropbayes.sampling.settings import Sampling, check_sampling
@@ -325,7 +326,7 @@ def _profile(batch: Probe, alone: Probe, probes: list[Probe], n_rows: int) -> Pr
     draws_branch, by_name = any(drawn for drawn, _, _ in reads), _skips_sites(probes)
     rows_branch = any(drawn and rowed for drawn, rowed, _ in reads)
     rows_branch |= not by_name and any(site_names(probe) != site_names(alone) for probe in probes[1:])
-    recorder = alone.recorder
+    recorder, ranked = alone.recorder, {*batch.watch.ranked} - {*alone.watch.ranked}
     # Calls that another row adds, in a loop of Python: without reads, by which a pass may be longer than another.
     n_calls = 0.0 if reads else (batch.recorder.n_calls - recorder.n_calls) / max(1, n_rows - 1)
 
@@ -351,10 +352,12 @@ def _profile(batch: Probe, alone: Probe, probes: list[Probe], n_rows: int) -> Pr
         rows_depend=any(rowed and number and not drawn for drawn, rowed, number in reads)
         or any(probe.host.left != batch.host.left for probe in probes),  # other numbers of the host for other rows
         draws_branch=draws_branch,
+        asks_counts=not any(drawn for drawn, _, _ in reads_of(*(probe.watch for probe in probes), counts=False)),
         rows_branch=rows_branch,
         numbers_vary=any(probe.watch.numbers != probes[0].watch.numbers for probe in probes),
         reorders=any(probe.watch.reorders for probe in probes),
-        ranks_rows=any(how != "sort" for how, _ in {*batch.watch.ranked} - {*alone.watch.ranked}),
+        ranks_rows=any(how != "sort" for how, _ in ranked),
+        sorts_rows={how for how, _ in ranked} == {"sort"},
         are_sent=any(probe.watch.has_dynamic_shapes for probe in probes),
         sends_parts=bool(_sites_of_parts(probes)),
         by_name=by_name,

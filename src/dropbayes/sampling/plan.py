@@ -18,13 +18,13 @@ from torch import Tensor, nn
 
 from dropbayes.runtime.batches import input_hints
 from dropbayes.runtime.devices import autocast_dtype, cpu_threads, is_out_of_memory
+from dropbayes.runtime.rounding import equal_but_for_rounding
 from dropbayes.runtime.validation import check_choice
 from dropbayes.sampling.inputs import Inputs
 from dropbayes.sampling.inspection import Inspection, compared_rows, forget, inspect
 from dropbayes.sampling.masks import Keys, Positions
 from dropbayes.sampling.perceptron import Perceptron, as_perceptron
 from dropbayes.sampling.perceptron_draws import perceptron_moments, prepare
-from dropbayes.sampling.probes import equal_but_for_rounding
 from dropbayes.sampling.profile import Profile
 from dropbayes.sampling.sequences import sequence_lengths
 from dropbayes.sampling.settings import Sampling
@@ -134,9 +134,10 @@ class Plan:
                     break
                 except UnsupportedStrategy as changed:
                     some, seen = inputs.block(rows.start, rows.stop), plan.inspection
-                    if isinstance(changed, UnknownSite) and plan.strategy == DRAW_BY_DRAW:
+                    if isinstance(changed, UnknownSite) and plan.strategy in (FOLDED, DRAW_BY_DRAW):
                         plan = plan._with_sites_of(some, first_row + rows.start, changed.args[0])
-                        size = 1  # others may follow: the draws before them are not to be repeated
+                        if plan.strategy.draws == "single":
+                            size = 1  # others may follow: the draws before them are not to be repeated
                     elif renewed and seen and seen.most_rows > 1 and position == plan.draws.start:
                         plan = plan._with_smaller_blocks(inputs)  # it may cut what it is given into batches of its own
                         break
@@ -176,16 +177,17 @@ class Plan:
         self.inspection.most_rows = 2 ** int(math.log2(max(1, self.rows_at_once - 1)))
         return _with_sizes(self, inputs)
 
-    def _with_sites_of(self, inputs: Inputs, first_row: int, draw: int) -> Plan:
-        """The plan with the sites that a draw was the first to meet, which are remembered; or the plain loop."""
+    def _with_sites_of(self, inputs: Inputs, first_row: int, draws: range) -> Plan:
+        """The plan with the sites that one of some draws was the first to meet, remembered; or the plain loop."""
         inspection, rows = self.inspection, range(first_row, first_row + inputs.n_rows)
         if inspection is not None and inspection.profile is self.profile:
-            work = Work(inspection.network, inputs, list(inputs.leaves), range(draw, draw + 1), rows)
             with self._running():
-                learned = learned_sites(self.spec, work)
+                singles = (range(draw, draw + 1) for draw in draws)
+                works = (Work(inspection.network, inputs, list(inputs.leaves), one, rows) for one in singles)
+                learned = next((new for work in works if (new := learned_sites(self.spec, work)) != ()), None)
             if not learned:
                 known = inspection.strategies
-                known.update((key, ONE_BY_ONE) for key, one in known.items() if one == DRAW_BY_DRAW)
+                known.update((key, ONE_BY_ONE) for key, one in known.items() if one == self.strategy)
                 return replace(self, strategy=ONE_BY_ONE)
             inspection.profile = replace(self.profile, sites=(*self.profile.sites, *learned))
         profile = self.profile if inspection is None else inspection.profile
@@ -247,7 +249,7 @@ class Plan:
 
     def _check_operations(self, known: Inspection, work: Work, inputs: Inputs, rows: range) -> None:
         """Tries the strategy once more on another branch than before, which a global or an argument may have chosen."""
-        if self.strategy in (FOLDED, MAPPED) and known.runs and work.runs - known.runs:
+        if self.strategy in (FOLDED, MAPPED) and known.runs and work.runs - known.runs and not self.profile.are_sent:
             known.strategies.clear()
             known.findings.clear()
             some = inputs.block(rows.start, rows.stop)  # cut only now: on a GPU, that waits for all work under way
@@ -263,7 +265,8 @@ class Plan:
         if self.strategy.rows != "together" or n_pairs <= known.largest_block:
             return {}
         decides = self.profile.reads_rows and not self.profile.numbers_vary  # true or false, of one row or of all
-        some = range(n_rows)[-8:] if self.profile.are_sent or decides else range(n_rows)[-1:]
+        move = self.profile.are_sent or (self.profile.sorts_rows and self.strategy == FOLDED)  # the last may stay
+        some = range(n_rows)[-8:] if move or decides else range(n_rows)[-1:]
         return {row: evaluate(ONE_BY_ONE, self.spec, replace(work.row(row), draws=work.draws[-1:])) for row in some}
 
     def _check_branches(self, work: Work, outputs: list[Tensor]) -> None:
@@ -340,6 +343,8 @@ def make_plan(
             direct = None
     inspection = _inspect_with_hints(net, inputs, sampling, trusted) if direct is None else None
     profile: Profile = (direct or inspection).profile  # type: ignore[union-attr]
+    if profile.are_sent or profile.sorts_rows or profile.numbers_vary:
+        invariant = bool(sampling.batch_invariant)  # the rows of a product depend on the others in a block of any size
     profile.check_random()
     spec = mask_spec(profile, inputs, keys=keys, masks=masks, sampling=sampling)
     spec = replace(spec, integrate=integrate and profile.last_layer)

@@ -28,9 +28,11 @@ class Profile:
     rows_depend: bool = False  # Python reads a number, or the host draws some, by the rows: each row runs alone
     numbers_vary: bool = False  # and that number is another for another row, or for a batch
     draws_branch: bool = False  # Python reads a value that depends on a draw: the draws run one at a time
+    asks_counts: bool = False  # unless it is nothing but which places have entries, and those can be followed
     rows_branch: bool = False  # and that depends on the rows as well: each row of each draw runs alone
     reorders: bool = False  # entries are taken by indices that depend on values: it may sort rows and put them back
     ranks_rows: bool = False  # rows are counted or paired among each other; those that are sorted may be put back
+    sorts_rows: bool = False  # rows are sorted among each other, if they are not ranked in another way as well
     are_sent: bool = False  # a shape depends on values: rows are sent to different places, which may have no room
     sends_parts: bool = False  # and of a row any number of parts, which meet a site there
     by_name: bool = False  # a draw may skip sites, which are then known by name and not by number

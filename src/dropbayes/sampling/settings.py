@@ -29,7 +29,8 @@ class Sampling:
         row_offset: The index of the first row, which keys its masks: shards of rows then have the masks of the whole.
         ignore_modules: Modules, by name or class name, whose randomness in training is not dropout (an augmentation).
         batch_invariant: Whether a row's result has the same bits in any batch: by default True on a CPU. False is
-            faster, with the same masks and results equal up to rounding, as they are where rows are sent to experts.
+            faster, with the same masks and results equal up to rounding, as they always are (and it is the default)
+            where rows are sent to experts, sorted or packed by their lengths.
         integrate_last_layer: Whether moments integrate over the last layer's dropout exactly, if the network allows it.
         tolerance: For `n_draws="auto"`: the target standard error of the mean, relative to the predictive standard
             deviation.

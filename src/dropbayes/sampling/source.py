@@ -8,7 +8,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,16 +28,11 @@ from dropbayes.tracing import (
     scaled_product,
     version,
 )
-from dropbayes.tracing.entries import RowsOfEntries
+from dropbayes.tracing.entries import RowsOfEntries, place_among_own
 from dropbayes.tracing.generators import SENTINEL_SEED
-from dropbayes.tracing.operations import Arguments, NamedArguments, Operation, is_batched, operands
+from dropbayes.tracing.operations import Arguments, NamedArguments, Operation, operands
 from dropbayes.tracing.sites import is_checkpointed
-
-# From functorch: a real tensor seen as batched along one axis at a level of vmap; the depth of nested transforms, None
-# outside all of them.
-_functorch: Any = torch._C._functorch
-_add_batch_dim: Callable[[Tensor, int, int], Tensor] = _functorch._add_batch_dim
-transform_depth: Callable[[], int | None] = _functorch.maybe_current_level
+from dropbayes.tracing.transforms import add_batch_dim, is_batched, is_mapped, maps_randomly, transform_depth, unmapped
 
 _KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -47,7 +42,7 @@ class NetworkChanged(UnsupportedStrategy):
 
 
 class UnknownSite(NetworkChanged):
-    """A draw, by its number, met a site that no pass had met: of an expert, say, to which no row had been sent."""
+    """One of some draws, given here, met a site that no pass had: of an expert, say, to which no row had been sent."""
 
 
 class Parted(UnsupportedStrategy):
@@ -120,18 +115,21 @@ class KeyedSource(SiteSource):
         self.row_level: int | None = None  # and if rows are
         self.variance: Tensor | None = None
         self.site = 0
-        self._followed: Tensor | None = None  # the rows of the entries that meet a site, if a row may have several
+        self._followed: Tensor | None = None  # what meets a site, if its entries are followed
         self._depth = transform_depth() or 0  # of the caller's own transforms
         self._pending: tuple[Tensor, float] | None = None
         self._integrated: tuple[Tensor, int] | None = None
         self._computed_again: bool | None = None if torch.is_grad_enabled() else False  # a part of it, for gradients
 
-    def follow(self, paths: Mapping[int, str]) -> None:
-        """Tells sites by name, and what calls them, by the names of the modules that run, by id."""
+    def follow(self, paths: Mapping[int, str], inputs: Sequence[Tensor]) -> None:
+        """Tells sites by name, and what calls them, by the names of the modules that run, by id.
+
+        `inputs` are the tensors that have rows.
+        """
         self.names = SiteNames(paths)
 
     def read(self, tensor: Tensor) -> Tensor:
-        values = tensor if self._chosen is None else _unmapped(tensor, self.row_level or 0, 0, len(self._chosen[0]))
+        values = tensor if self._chosen is None else unmapped(tensor, self.row_level or 0, 0, len(self._chosen[0]))
         if is_batched(values):
             return super().read(tensor)
         values = values.reshape(-1)
@@ -147,7 +145,7 @@ class KeyedSource(SiteSource):
             size, level = len(self._chosen[0]), self.row_level
         if level is None or is_batched(zeros):
             return zeros
-        return _add_batch_dim(zeros.repeat(size, *(1,) * zeros.dim()), 0, level)
+        return add_batch_dim(zeros.repeat(size, *(1,) * zeros.dim()), 0, level)
 
     def keep(self, kind: str, drop_prob: float, shape: tuple[int, ...], like: Tensor) -> Tensor:
         site = self._next(kind, drop_prob, shape)
@@ -304,7 +302,7 @@ class KeyedSource(SiteSource):
             if site is None and (self.alone or self._new is not None):
                 return self._learned(Site(self.site - 1, "", kind, drop_prob, shape, name=name))
             if site is None:
-                raise UnknownSite(self.draws.start)
+                raise UnknownSite(self.draws)
         elif self.site > len(sites):
             if self.alone:
                 return Site(self.site - 1, "", kind, drop_prob, ())
@@ -336,18 +334,19 @@ class KeyedSource(SiteSource):
         if self._computed_again is None and is_checkpointed():
             self._computed_again = True
         depth = transform_depth()
-        if depth and depth > max(self._depth, self.level or 0, self.row_level or 0) and _maps_randomly():
+        if depth and depth > max(self._depth, self.level or 0, self.row_level or 0) and maps_randomly():
             rule = "drops inside its own torch.func transform, whose members would all share one mask"
             raise NotImplementedError(f"`net` {rule}. Write the members as an axis of one tensor.")
 
     def _number(self, site: Site) -> int:
-        by_name = named_site(site.name) if site.name else site.index
-        return by_name if site.number is None else site.number
+        if site.number is not None:
+            return site.number
+        return named_site(site.name) if site.name else site.index
 
     def _mask(self, site: Site, drop_prob: float, shape: tuple[int, ...], like: Tensor) -> Tensor:
         if self._tries(site):
             words = self._numbers(site, shape, functools.partial(uniform, device=like.device))
-            return (self._tried(words, shape) * (1 - drop_prob)).to(like.dtype)
+            return (self._tried(site, words, shape) * (1 - drop_prob)).to(like.dtype)
         make = functools.partial(keep_mask, drop_prob=drop_prob, dtype=like.dtype, device=like.device)
         return self._numbers(site, shape, make)
 
@@ -355,7 +354,7 @@ class KeyedSource(SiteSource):
         self, site: Site, shape: tuple[int, ...], drop_prob: float | None, dtype: torch.dtype, device: torch.device
     ) -> Tensor | None:
         """The scaled mask, or the uniforms, of one of the draws in turn, where all rows share them; otherwise None."""
-        of_all = self._followed is None or not self._has_parts(site)  # not of as many as a draw has sent
+        of_all = self._followed is None or site.layout in (None, RowLayout(0, 1))  # not of those that a draw has sent
         if (among := self._among) is None or self._mask_rows(site) is not None or self._tries(site) or not of_all:
             return None
         if (key := (site.index, site.name, shape, drop_prob, dtype)) not in self._made:
@@ -375,18 +374,19 @@ class KeyedSource(SiteSource):
         if not self._tries(site) or site.kind not in ("rand", "bernoulli"):
             return words
         if site.kind == "bernoulli":
-            return self._tried(words, shape)
+            return self._tried(site, words, shape)
         # Near 0, near 1 and between: the network's own comparison with any rate or number tells the units apart.
         near = 1e-9 + 1e-3 * (4 * torch.minimum(words, 1 - words)) ** 3
         return torch.where(words < 0.25, near, torch.where(words > 0.75, 1 - near, 2 * words - 0.5))
 
-    def _tried(self, words: Tensor, shape: tuple[int, ...]) -> Tensor:
+    def _tried(self, site: Site, words: Tensor, shape: tuple[int, ...]) -> Tensor:
         """The masks of a trial: real numbers, among many units zeros and ones as well; after two draws these alone."""
         # Around 1 or -1: where a non-linearity saturates, a sign is seen, and a large number is not.
         real = torch.where(words < 0.25, -0.5 - words, 0.5 + words)
         draws = torch.arange(self.draws.start, self.draws.stop, device=words.device)
         is_mask = self.spec.trial & (draws > 1).view(-1, *(1,) * (words.dim() - 1))
-        some = (words - 0.5).abs() < (0.2 if math.prod(shape) >= 8 else 0.0)  # of few, zeros would hide what they close
+        n_units = math.prod(shape[1:] if self._has_parts(site) else shape)
+        some = (words - 0.5).abs() < (0.2 if n_units >= 8 else 0.0)  # of few, zeros would hide what they close
         return torch.where(is_mask | some, words.round(), real)
 
     def _numbers(self, site: Site, shape: tuple[int, ...], generate: Callable[..., Tensor]) -> Tensor:
@@ -435,7 +435,7 @@ class KeyedSource(SiteSource):
         if self.rows_mapped:
             return self._hide(value, n_leading)
         if layout is None:
-            value = value[0] if self.level is None else _add_batch_dim(value, 0, self.level)
+            value = value[0] if self.level is None else add_batch_dim(value, 0, self.level)
             return value[0] if n_leading == 2 else value
         if layout.inner == 0:
             return value[0] if n_leading == 1 else value[0, 0]
@@ -448,7 +448,7 @@ class KeyedSource(SiteSource):
     def _among_rows(self, value: Tensor, layout: RowLayout, n_leading: int) -> Tensor:
         """`[draw, (row,) ...]` with the draws (and rows) right before the axis that holds rows; mapped draws hidden."""
         if not self.folded and self.level is not None:
-            value = _add_batch_dim(value, 0, self.level).unsqueeze(0)
+            value = add_batch_dim(value, 0, self.level).unsqueeze(0)
         leading = list(range(n_leading))
         return value.movedim(leading, [layout.axis + offset for offset in leading])
 
@@ -456,10 +456,10 @@ class KeyedSource(SiteSource):
         """`[draw, (row,) ...]` as one row of one draw, both mapped over."""
         if self._chosen is not None:
             value = value[self._chosen[0]] if n_leading == 1 else value[self._chosen]
-            return _add_batch_dim(value, 0, self.row_level or 0)
+            return add_batch_dim(value, 0, self.row_level or 0)
         if n_leading == 2:
-            value = _add_batch_dim(value, 1, self.row_level or 0)
-        return value[0] if self.level is None else _add_batch_dim(value, 0, self.level)
+            value = add_batch_dim(value, 1, self.row_level or 0)
+        return value[0] if self.level is None else add_batch_dim(value, 0, self.level)
 
     def _kernels(self, x: Tensor) -> Any:
         """The kernels for `x`; None where torch must see what is done: for gradients, within other transforms."""
@@ -492,8 +492,8 @@ class KeyedSource(SiteSource):
             memory = x.movedim(behind, ahead)
             result = masked(memory, outer=1, inner=math.prod(shape[1:]), minor=math.prod(shape[1:split]))
             return result.view(memory.shape).movedim(ahead, behind)
-        drawn, axis = self.level is None or _is_mapped(x, self.level), layout.axis
-        folded = x if self.level is None else _unmapped(x, self.level, axis, 1).flatten(axis, axis + 1)
+        drawn, axis = self.level is None or is_mapped(x, self.level), layout.axis
+        folded = x if self.level is None else unmapped(x, self.level, axis, 1).flatten(axis, axis + 1)
         return self._hide_draws(masked(folded.contiguous(), drawn=drawn, **_extents(shape, layout)), layout, shape)
 
     def _hide_draws(self, result: Tensor, layout: RowLayout, shape: tuple[int, ...]) -> Tensor:
@@ -501,61 +501,92 @@ class KeyedSource(SiteSource):
         if self.level is None:
             return result.view(shape)
         sizes = (*shape[: layout.axis], len(self.draws), *shape[layout.axis :])
-        return _add_batch_dim(result.view(sizes), layout.axis, self.level)
+        return add_batch_dim(result.view(sizes), layout.axis, self.level)
 
     def _pairs(self, x: Tensor) -> Tensor:
         """A tensor of one row of one draw, both mapped over, as `[draw, row, ...]`."""
-        x = x[None] if self.level is None else _unmapped(x, self.level, 0, len(self.draws))
-        return _unmapped(x, self.row_level or 0, 1, len(self.rows))
+        x = x[None] if self.level is None else unmapped(x, self.level, 0, len(self.draws))
+        return unmapped(x, self.row_level or 0, 1, len(self.rows))
 
     def _batch(self, x: Tensor) -> Tensor:
         """A tensor with mapped draws and rows as part of its first axis."""
         if self.rows_mapped:
             return self._pairs(x).flatten(0, 2)
-        return x if self.level is None else _unmapped(x, self.level, 0, len(self.draws)).flatten(0, 1)
+        return x if self.level is None else unmapped(x, self.level, 0, len(self.draws)).flatten(0, 1)
 
     def _map_batch(self, x: Tensor) -> Tensor:
         if self.rows_mapped:
             return self._hide(x.unflatten(0, (len(self.draws), len(self.rows), -1)), 2)
-        return x if self.level is None else _add_batch_dim(x.unflatten(0, (len(self.draws), -1)), 0, self.level)
+        return x if self.level is None else add_batch_dim(x.unflatten(0, (len(self.draws), -1)), 0, self.level)
 
 
-class PartsSource(KeyedSource):
-    """The masks of rows whose parts are sent to places: each part is followed, and has the mask of its row alone."""
+class SentSource(KeyedSource):
+    """The masks of rows that are sorted or sent to places, whole or in parts: each entry has those that it has alone.
 
-    def follow(self, paths: Mapping[int, str]) -> None:
-        super().follow(paths)
-        self._entries = RowsOfEntries(len(self.rows))
+    Entries are followed from the input on; each belongs to a pair of a draw and a row.
+    """
+
+    def follow(self, paths: Mapping[int, str], inputs: Sequence[Tensor]) -> None:
+        super().follow(paths, inputs)
+        self._entries = RowsOfEntries(len(self.draws) * len(self.rows), inputs)
+        self._moved: Tensor | None = None  # the pairs of the entries at a site, unless they stand in order
 
     def after(self, func: Operation, args: Arguments, kwargs: NamedArguments, result: object) -> None:
         self._entries.follow(func, args, kwargs, operands((result,)))
 
     def keep(self, kind: str, drop_prob: float, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        self._followed = self._entries.of(like)
+        self._followed = like
         return super().keep(kind, drop_prob, shape, like)
 
     def dropout(self, kind: str, x: Tensor, drop_prob: float, shape: tuple[int, ...], inplace: bool) -> Tensor:
-        self._followed = self._entries.of(x)
+        self._followed = x
         return super().dropout(kind, x, drop_prob, shape, inplace)
 
     def uniform(self, kind: str, drop_prob: float | None, shape: tuple[int, ...], device: torch.device) -> Tensor:
         self._followed = None
         return super().uniform(kind, drop_prob, shape, device)
 
-    def _layout(self, site: Site, shape: tuple[int, ...]) -> tuple[RowLayout | None, tuple[int, ...]]:
-        if not self._has_parts(site):
-            return super()._layout(site, shape)
-        if len(self.draws) > 1 or self._followed is None or len(self._followed) != shape[0]:
-            raise UnsupportedStrategy("a mask for parts of rows")
-        return None, shape
+    def attention(self, query: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
+        self._followed = query
+        return super().attention(query, *args, **kwargs) if self._entries.are_in_order(query) else None
 
-    def _numbers(self, site: Site, shape: tuple[int, ...], generate: Callable[..., Tensor]) -> Tensor:
-        if not self._has_parts(site) or self._followed is None:
-            return super()._numbers(site, shape, generate)
-        rows, counts = self._followed, self._followed.bincount(minlength=len(self.rows))
-        place = rows.argsort(stable=True).argsort() - (counts.cumsum(0) - counts)[rows]  # among the parts of its row
-        numbers = super()._numbers(site, (int(counts.max()), *shape[1:]), generate)
-        return numbers[:, place] if self._mask_rows(site) is None else numbers[:, rows, place]
+    def _layout(self, site: Site, shape: tuple[int, ...]) -> tuple[RowLayout | None, tuple[int, ...]]:
+        self._moved = self._sent(site)
+        return super()._layout(site, shape) if self._moved is None else (None, shape)
+
+    def _sent(self, site: Site) -> Tensor | None:
+        """The pair of each entry at a site, unless all stand in order, or one mask fits them all."""
+        layout, tensor = site.layout, self._followed
+        fits_all = len(self.draws) == 1 and self._mask_rows(site) is None and not self._has_parts(site)
+        if layout is None or (fits_all and layout.inner < 2):
+            return None
+        pairs = None if tensor is None or layout.axis else self._entries.of(tensor)
+        sorts = self.spec.profile.sorts_rows  # random numbers alone do not tell for which entries they are
+        if layout.inner and (not sorts if tensor is None else self._entries.are_in_order(tensor)):
+            return None
+        if pairs is None:
+            raise UnsupportedStrategy("a mask for entries that cannot be followed")
+        return pairs
+
+    def _mask(self, site: Site, drop_prob: float, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        return self._placed(site, shape, lambda shape: super(SentSource, self)._mask(site, drop_prob, shape, like))
+
+    def _uniforms(self, site: Site, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        return self._placed(site, shape, lambda shape: super(SentSource, self)._uniforms(site, shape, device))
+
+    def _placed(self, site: Site, shape: tuple[int, ...], make: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
+        """The numbers of each entry, among those made for as many entries as a row has."""
+        if (pairs := self._moved) is None:
+            return make(shape)
+        draws, rows, n_pairs = pairs // len(self.rows), pairs % len(self.rows), len(self.draws) * len(self.rows)
+        place, most = place_among_own(pairs, n_pairs)
+        inner = max(1, cast(RowLayout, site.layout).inner)
+        if most > inner and not self._has_parts(site):
+            raise UnsupportedStrategy("more entries of a row than it has alone")
+        own = (most if self._has_parts(site) else inner, *shape[1:])
+        numbers = make(own)
+        numbers = numbers.expand(*numbers.shape[: -len(own)], *own)  # tied positions
+        return numbers[None, draws, place] if self._mask_rows(site) is None else numbers[None, draws, rows, place]
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -578,24 +609,6 @@ def _transposed(x: Tensor) -> int:
     return next(splits, 0)
 
 
-def _is_mapped(x: Tensor, level: int) -> bool:
-    """Whether a tensor differs between the members that are mapped over at a level."""
-    return bool(_functorch.is_batchedtensor(x)) and _functorch.maybe_get_level(x) == level
-
-
-def _unmapped(x: Tensor, level: int, axis: int, size: int) -> Tensor:
-    """A tensor with the members that are mapped over at a level as an axis; repeated `size` times if all are alike."""
-    if not _is_mapped(x, level):
-        return x.unsqueeze(axis).expand(*x.shape[:axis], size, *x.shape[axis:])
-    return _functorch.get_unwrapped(x).movedim(_functorch.maybe_get_bdim(x), axis)
-
-
 def _refuse_gradient(_: Tensor) -> None:
     rule = "drops inside torch.utils.checkpoint, which computes it again for the gradient of a draw, with other masks"
     raise NotImplementedError(f"`net` {rule}. Switch checkpointing off, or call the draw under torch.no_grad().")
-
-
-def _maps_randomly() -> bool:
-    """Whether the innermost transform is a vmap whose members should differ in their random numbers."""
-    interpreter: Any = torch._functorch.pyfunctorch.retrieve_current_functorch_interpreter()
-    return interpreter.key() == torch._C._functorch.TransformType.Vmap and interpreter.randomness() != "same"

@@ -17,9 +17,10 @@ from torch.utils._pytree import PyTree
 from dropbayes.runtime.devices import is_out_of_memory
 from dropbayes.sampling.inputs import Inputs, cloned_leaves, split
 from dropbayes.sampling.masks import derived_seed
-from dropbayes.sampling.source import KeyedSource, Made, MaskSpec, NetworkChanged, Parted, PartsSource, transform_depth
+from dropbayes.sampling.source import KeyedSource, Made, MaskSpec, NetworkChanged, Parted, SentSource
 from dropbayes.tracing import Interception, RowLayout, Site, UnsupportedStrategy
 from dropbayes.tracing.generators import keyed_generators, seed_generators
+from dropbayes.tracing.transforms import transform_depth
 from dropbayes.tracing.views import View, eagerly
 
 
@@ -88,8 +89,8 @@ def _evaluate(strategy: Strategy, spec: MaskSpec, work: Work) -> list[Tensor]:
 
 def _run(source: KeyedSource, work: Work, leaves: list[PyTree]) -> list[Tensor]:
     view, profile = work.network(), source.spec.profile
-    source.follow(view.paths)
     leaves = cloned_leaves(leaves) if profile.writes_input else leaves
+    source.follow(view.paths, [one for one, axis in zip(leaves, work.inputs.axes, strict=True) if axis is not None])
     mode = Interception(source)
     with mode.at_sites() if view.at_sites else mode:
         tensors, structure = split(work.inputs.call(view.net, leaves))
@@ -107,7 +108,9 @@ def _run(source: KeyedSource, work: Work, leaves: list[PyTree]) -> list[Tensor]:
 def _fold(spec: MaskSpec, work: Work) -> list[Tensor]:
     """Draws and rows as one batch, draws outermost."""
     n_draws, n_rows = len(work.draws), len(work.rows)
-    source = (PartsSource if spec.profile.sends_parts and n_rows > 1 else KeyedSource)(
+    is_sent = spec.profile.are_sent if n_draws > 1 else spec.profile.sends_parts
+    is_sent = (is_sent or spec.profile.sorts_rows) and n_draws * n_rows > 1
+    source = (SentSource if is_sent else KeyedSource)(
         spec, work.draws, work.rows, folded=True, among=work.among, made=work.made, learned=work.learned
     )
     leaves = [_repeat(leaf, axis, n_draws) for leaf, axis in zip(work.leaves, work.inputs.axes, strict=True)]

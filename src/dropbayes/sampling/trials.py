@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.runtime.devices import autocast_dtype, changed_setting
+from dropbayes.runtime.rounding import equal_but_for_rounding
 from dropbayes.sampling.inputs import Inputs, cloned_leaves
 from dropbayes.sampling.inspection import Inspection
 from dropbayes.sampling.masks import Keys
-from dropbayes.sampling.probes import double_inputs, equal_but_for_rounding
+from dropbayes.sampling.probes import double_inputs
 from dropbayes.sampling.source import MaskSpec, UnsupportedStrategy
 from dropbayes.sampling.strategies import (
     BY_BRANCH,
@@ -38,8 +39,7 @@ from dropbayes.tracing.views import View
 
 # Mapped calls take longer to launch, so mapping needs at least this share of a forward pass before the first site, and
 # on a GPU at least this many operations saved.
-_SHARED_PREFIX = {"cpu": 0.05, "cuda": 0.2}
-_SAVED_OPERATIONS = {"cpu": 0.0, "cuda": 1e12}
+_MAPPING_PAYS = {"cpu": (0.05, 0.0), "cuda": (0.2, 1e12)}
 _SMALL_NETWORK = 1e5  # operations of a row: fewer take no longer than their calls
 
 
@@ -51,32 +51,35 @@ def chosen_strategy(inspection: Inspection, inputs: Inputs, spec: MaskSpec, *, i
     profile = spec.profile
     device = "cpu" if inputs.device.type == "cpu" else "cuda"
     saved = profile.prefix_cost * inputs.n_rows * (spec.keys.n_draws - 1)
-    alone = invariant and device == "cpu" and profile.of_vectors
-    least = 0.5 if alone else _SHARED_PREFIX[device]  # folded, a lone vector has products of all draws
-    shares_prefix = profile.prefix_share > least and saved >= _SAVED_OPERATIONS[device]
-    few_rows = profile.sends_parts and inputs.n_rows < spec.keys.n_draws
-    key = (spec.per_row, shares_prefix, few_rows, spec.positions is None, autocast_dtype(inputs.device))
+    least_share, least_saved = _MAPPING_PAYS[device]
+    if invariant and device == "cpu" and profile.of_vectors:
+        least_share = 0.5  # folded, a lone vector has products of all draws
+    shares_prefix = profile.prefix_share > least_share and saved >= least_saved
+    key = (spec.per_row, shares_prefix, spec.positions is None, autocast_dtype(inputs.device))
     if key not in inspection.strategies:
-        candidates = _candidates(spec, shares_prefix, inputs.is_one_row, few_rows)
+        candidates = _candidates(spec, shares_prefix, inputs.is_one_row)
         inspection.strategies[key] = first_that_agrees(inspection, inputs, spec, candidates)
     return inspection.strategies[key]
 
 
-def _candidates(spec: MaskSpec, shares_prefix: bool, is_one_row: bool, few_rows: bool) -> list[Strategy]:
+def _candidates(spec: MaskSpec, shares_prefix: bool, is_one_row: bool) -> list[Strategy]:
     """The strategies worth a trial, from the fastest on; the plain loop needs none."""
     profile, per_row = spec.profile, spec.per_row
     together = is_one_row or not (profile.rows_depend or profile.one_row)
     apart = [] if is_one_row or profile.host_random or profile.seeds_torch else [BY_BRANCH]
     in_turn = profile.draws_branch or profile.host_random
     rows_apart = not together or profile.ranks_rows or (per_row and not profile.sends_parts)
+    followed = (profile.are_sent and not profile.ranks_rows) or profile.sorts_rows
+    followed &= together and not profile.rows_branch and (profile.asks_counts or not in_turn)
+    sent = [FOLDED] if followed else []  # rows are sorted, or sent to places, and known there
     if profile.rows_branch or (in_turn and rows_apart):
-        return apart
+        return [*sent, *apart]
     if in_turn:
         # Of a small network, the draws that go one way are one pass; of many gates or ways, each draw goes its own.
         gates = [site for site in profile.sites if site.is_random and not site.layout and math.prod(site.shape) == 1]
         is_small = len(gates) <= 2 and profile.prefix_cost + profile.suffix_cost < _SMALL_NETWORK
         is_small &= all(site.drop_prob is not None for site in gates)
-        return [*(apart if is_small else []), DRAW_BY_DRAW]
+        return [*sent, *(apart if is_small else []), DRAW_BY_DRAW]
     if not together:
         # A batch may do where the number is seen to vary with the rows: the trial then shows that it does no harm.
         together = profile.numbers_vary and not (per_row or profile.one_row or profile.ranks_rows)
@@ -84,12 +87,12 @@ def _candidates(spec: MaskSpec, shares_prefix: bool, is_one_row: bool, few_rows:
     if is_one_row:
         return [MAPPED, DRAW_BY_DRAW]
     candidates = [MAPPED_ROWS, *([] if profile.ranks_rows else [DRAW_BY_DRAW]), ROW_BY_ROW]
-    if few_rows:  # which take fewer passes than the draws
-        candidates.reverse()
     if profile.rows_together and (profile.sites_have_rows or not per_row):
         folded = [FOLDED] if profile.sites_have_rows else []
         candidates = [*([MAPPED, *folded] if shares_prefix else [*folded, MAPPED]), *candidates]
-    return candidates if not per_row or profile.sites_have_rows or profile.sends_parts else [MAPPED_ROWS, ROW_BY_ROW]
+    if per_row and not (profile.sites_have_rows or profile.sends_parts):
+        candidates = [MAPPED_ROWS, ROW_BY_ROW]
+    return [*sent, *candidates]
 
 
 @torch.inference_mode(False)

@@ -1,50 +1,146 @@
-"""Which row an entry of a tensor belongs to, followed through a pass that sends parts of rows to different places."""
+"""Which row an entry of a tensor belongs to, followed through a pass that sends rows, or parts of them, to places."""
 
+import itertools
 import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from dropbayes.tracing.operations import Arguments, NamedArguments, Operation, operands
 
 
-class RowsOfEntries:
-    """The row of each entry along a tensor's first axis, or along its axes but the last, since entries were taken."""
+@dataclass(frozen=True, eq=False)
+class Entries:
+    """What is known of the entries of a tensor that depends on the rows."""
 
-    def __init__(self, n_rows: int) -> None:
+    rows: Tensor | None  # of each entry along the first axis, or along all axes but the last, if it has been moved
+
+
+IN_ORDER, UNKNOWN = Entries(None), Entries(None)
+
+
+class RowsOfEntries:
+    """The rows of the entries of all tensors that are computed of `inputs`, which hold the rows in order."""
+
+    def __init__(self, n_rows: int, inputs: Iterable[Tensor]) -> None:
         self.n_rows = n_rows
-        self._known: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
+        self._known: dict[int, tuple[weakref.ref[Tensor], Entries]] = {}
+        for tensor in inputs:
+            self._note(tensor, IN_ORDER)
+
+    def are_in_order(self, tensor: Tensor) -> bool:
+        """Whether a tensor has the rows as the inputs have them, along whichever axis."""
+        return self._entries(tensor) is IN_ORDER
 
     def of(self, tensor: Tensor) -> Tensor | None:
-        """The rows of a tensor's entries; None if none were taken for it."""
-        known, rows = self._known.get(id(tensor), (lambda: None, None))
-        return rows if known() is tensor else None
+        """The rows of a tensor's entries along its first axis; None if they are not known."""
+        entries = self._entries(tensor)
+        if entries is IN_ORDER:
+            return self._in_order(tensor, 0) if tensor.dim() else None
+        rows = None if entries is None else entries.rows
+        return rows if rows is not None and len(rows) == len(tensor) else None
 
     def follow(self, func: Operation, args: Arguments, kwargs: NamedArguments, results: list[Tensor]) -> None:
-        """Notes whose entries an operation has taken, or computed line by line of those that were."""
-        given = operands(args)
-        if not given or len(results) != 1 or not results[0].dim():
+        """Notes whose entries an operation has taken or put, or computed line by line."""
+        given = operands((*args, *kwargs.values()))
+        known = [entries for tensor in given if (entries := self._entries(tensor)) is not None]
+        if not known:
             return
-        if func in (Tensor.__getitem__, Tensor.index_select, torch.index_select) and len(given) > 1:
-            entries = self._of_all(given[0])
-            if entries is not None:  # taken in the same way
-                taken = func(entries.expand(given[0].shape), *args[1:], **kwargs)
-                self._note(results[0], taken.flatten(0, -2)[:, 0] if taken.dim() > 1 else taken)
-            return
-        rows = next((rows for one in given if (rows := self.of(one)) is not None), None)
-        if rows is not None and len(rows) in (results[0].shape[0], results[0].shape[:-1].numel()):
-            self._note(results[0], rows)
+        rows, found = known[0].rows, [self._line_by_line(given, result) for result in results]
+        match name := func.__name__.strip("_"):
+            case "empty_like" | "full_like" | "ones_like" | "zeros_like":
+                return
+            case "new_empty" | "new_full" | "new_ones" | "new_zeros":
+                return
+            case "setitem" | "index_put" | "index_add" | "index_copy" | "scatter" | "scatter_add" | "masked_scatter":
+                whole = given[0].dim() and self._in_order(given[0], 0) is not None
+                target = self._entries(given[0]) or (IN_ORDER if whole else UNKNOWN)
+                found = [target] * len(results)  # what is put stands where its indices say
+                self._note(given[0], target)
+            case "getitem" | "index_select" | "gather" | "take_along_dim" if self._entries(given[0]) is not None:
+                found = [self._taken(func, args, kwargs, given)]
+            case "split" | "split_with_sizes" | "chunk" if rows is not None and len(rows) == sum(map(len, results)):
+                ends = itertools.accumulate(map(len, results))
+                found = [Entries(rows[end - len(part) : end]) for part, end in zip(results, ends, strict=True)]
+            case "cat" | "concat" if len(known) == len(given):
+                parts = [entries.rows for entries in known if entries.rows is not None]
+                if len(parts) == len(given) and sum(map(len, parts)) == len(results[0]):
+                    found = [self._moved(torch.cat(parts), results[0])]
+            case "sort" | "argsort" | "flip" | "topk" | "roll" if _is_first_axis(name, args, kwargs):
+                taken, found = self.of(given[0]), [UNKNOWN] * len(results)
+                if name in ("sort", "topk") and taken is not None and given[0].dim() == 1:
+                    found[0] = Entries(taken[results[1]])
+            case "unique" | "masked_select":
+                found = [UNKNOWN] * len(results)
+        for result, entries in zip(results, found, strict=True):
+            self._note(result, entries)
 
-    def _note(self, tensor: Tensor, rows: Tensor) -> None:
-        self._known[id(tensor)] = weakref.ref(tensor), rows
+    def _entries(self, tensor: Tensor) -> Entries | None:
+        reference, entries = self._known.get(id(tensor), (lambda: None, None))
+        return entries if reference() is tensor else None
 
-    def _of_all(self, tensor: Tensor) -> Tensor | None:
-        """The rows of all entries, in a shape that expands to the tensor's; None if no axis may hold rows."""
-        rows, sizes = self.of(tensor), enumerate(tensor.shape)
-        axis = 0 if rows is not None else next((k for k, size in sizes if size and size % self.n_rows == 0), None)
-        if axis is None or (rows is not None and len(rows) != len(tensor)):
+    def _note(self, tensor: Tensor, entries: Entries) -> None:
+        self._known[id(tensor)] = weakref.ref(tensor), entries
+
+    def _in_order(self, tensor: Tensor, axis: int) -> Tensor | None:
+        """The rows along an axis that holds all of them in order; None if it cannot."""
+        per_row, rest = divmod(tensor.shape[axis], self.n_rows)
+        if rest or not per_row:
             return None
+        return torch.arange(self.n_rows, device=tensor.device).repeat_interleave(per_row)
+
+    def _moved(self, rows: Tensor, tensor: Tensor) -> Entries:
+        """Entries of these rows, which may have come to be in order."""
+        in_order = self._in_order(tensor, 0)
+        return IN_ORDER if in_order is not None and torch.equal(rows, in_order) else Entries(rows)
+
+    def _taken(self, func: Operation, args: Arguments, kwargs: NamedArguments, given: list[Tensor]) -> Entries:
+        """The entries that an operation takes of its tensor: those that it takes of the rows of these."""
+        source, known = given[0], self._entries(given[0]) or UNKNOWN
+        if known is UNKNOWN or (known is IN_ORDER and len(given) == 1):
+            return known
+        leading = 1 if known.rows is None or len(known.rows) == len(source) else source.dim() - 1
+        rows, before = known.rows, source.shape[:leading]
         if rows is None:
-            rows = torch.arange(self.n_rows, device=tensor.device)
-            rows = rows.repeat_interleave(tensor.shape[axis] // self.n_rows)
-        return rows.view(-1, *(1,) * (tensor.dim() - axis - 1))
+            axis = next((k for k, size in enumerate(source.shape) if size and size % self.n_rows == 0), None)
+            if axis is None or (rows := self._in_order(source, axis)) is None:
+                return UNKNOWN
+            leading, before = axis + 1, source.shape[axis : axis + 1]
+        taken = func(rows.view(*before, *(1,) * (source.dim() - leading)).expand(source.shape), *args[1:], **kwargs)
+        for leading in (1, taken.dim() - 1) if taken.dim() else ():
+            lines = taken.reshape(taken.shape[:leading].numel(), -1) if taken.numel() else taken.flatten()[:, None]
+            if bool((lines == lines[:, :1]).all()):
+                return self._moved(lines[:, 0], taken)
+        return UNKNOWN
+
+    def _line_by_line(self, given: list[Tensor], result: Tensor) -> Entries:
+        """The entries of a result that is computed of these line by line; unknown where they have different rows."""
+        known = [(tensor, entries) for tensor in given if (entries := self._entries(tensor)) is not None]
+        moved = [entries for _, entries in known if entries.rows is not None]
+        fitting = [one.rows for one in moved if one.rows is not None and _has_lines(len(one.rows), result)]
+        beside = [e for tensor, e in known if e.rows is None and tensor.dim() and _has_lines(len(tensor), result)]
+        if fitting:
+            same = not beside and all(torch.equal(rows, fitting[0]) for rows in fitting[1:])
+            return Entries(fitting[0]) if same else UNKNOWN
+        return UNKNOWN if moved or UNKNOWN in (beside or [entries for _, entries in known]) else IN_ORDER
+
+
+def place_among_own(rows: Tensor, n_rows: int) -> tuple[Tensor, int]:
+    """The place of each entry among those of its row, and the most entries of a row."""
+    counts = rows.bincount(minlength=n_rows)
+    return rows.argsort(stable=True).argsort() - (counts.cumsum(0) - counts)[rows], int(counts.max())
+
+
+def _has_lines(count: int, result: Tensor) -> bool:
+    """Whether a result has so many lines: along its first axis, or along all axes but the last."""
+    return result.dim() > 0 and count in (len(result), result.shape[:-1].numel())
+
+
+def _is_first_axis(name: str, args: Arguments, kwargs: NamedArguments) -> bool:
+    """Whether an operation may put entries along the first axis of a tensor in another order."""
+    tensor, n_before = args[0], 2 if name in ("topk", "roll") else 1
+    axes = tree_leaves((*args[n_before:], kwargs.get("dim"), kwargs.get("dims")))
+    return tensor.dim() < 2 or 0 in axes or -tensor.dim() in axes

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import PyTree, tree_map_only
 
-from dropbayes.tracing.operations import CELLS, ELEMENTWISE, SCALARS, Arguments, Operation, is_batched, tensor_leaves
+from dropbayes.tracing.operations import CELLS, ELEMENTWISE, SCALARS, Arguments, Operation, tensor_leaves
 from dropbayes.tracing.sources import Handlers, RandomMode, handles, run_intercepted
+from dropbayes.tracing.transforms import all_members, is_batched
 
 HANDLERS: Handlers = {}
 VECTOR = 64  #: Numbers: a multiple of those that torch takes at once, of any dtype, on any processor.
@@ -271,8 +272,7 @@ def _embedding(
     try:
         return func(input, weight, *args, **kwargs)
     except IndexError as error:  # torch's own names neither the index nor the table
-        while is_batched(input):
-            input = torch._C._functorch.get_unwrapped(input)
+        input = all_members(input)
         rule = f"must look up entries 0 to {len(weight) - 1} of an embedding"
         raise IndexError(f"`net` {rule}; got {int(input.min())} to {int(input.max())}, in its input.") from error
 

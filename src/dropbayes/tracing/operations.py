@@ -62,8 +62,6 @@ SCALARS: Operations = frozenset({
 })  # fmt: skip
 """Operations that give Python the one value of a tensor."""
 
-is_batched: Callable[[Tensor], bool] = torch._C._functorch.is_batchedtensor  #: Whether a tensor is mapped over.
-
 READS: dict[Operation, bool] = {
     **dict.fromkeys((Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__), True),
     **dict.fromkeys((Tensor.size, Tensor.numel, Tensor.__len__, Tensor.__iter__), False),
@@ -86,13 +84,3 @@ def operands(values: Iterable[Any]) -> list[Tensor]:
 def tensor_leaves(tree: Any) -> list[Tensor]:
     """The tensors of a tree: an input, an output, the result of any function."""
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
-
-
-def outside_transforms(leaf: Any) -> Any:
-    """A tensor as it is outside of the caller's own `torch.func` transforms; of a mapped one, the first member."""
-    functorch: Any = torch._C._functorch
-    while isinstance(leaf, Tensor) and functorch.is_functorch_wrapped_tensor(leaf):
-        member = functorch.maybe_get_bdim(leaf) if functorch.is_batchedtensor(leaf) else None
-        leaf = functorch.get_unwrapped(leaf)
-        leaf = leaf if member is None else leaf.select(member, 0)
-    return leaf

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
-from dropbayes.tracing.operations import Arguments, NamedArguments, Operation, is_batched
+from dropbayes.tracing.operations import Arguments, NamedArguments, Operation
 from dropbayes.tracing.sources import Handlers, Ones, RandomMode, handles, run_intercepted
+from dropbayes.tracing.transforms import is_batched
 
 HANDLERS: Handlers = {F.gumbel_softmax: run_intercepted}
 

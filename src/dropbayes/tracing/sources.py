@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import PyTree
 
-from dropbayes.tracing.operations import Arguments, NamedArguments, Operation, is_batched
+from dropbayes.tracing.operations import Arguments, NamedArguments, Operation
+from dropbayes.tracing.transforms import all_members
 
 Handlers = dict[Callable[..., Any], Callable[..., Any]]
 """What replaces each stochastic operation: a function of the mode, the operation and its arguments."""
@@ -96,8 +97,7 @@ class Source(ABC):
 
     def read(self, tensor: Tensor) -> Tensor:
         """The one value that all members of a mapped tensor have."""
-        while is_batched(tensor):
-            tensor = torch._C._functorch.get_unwrapped(tensor)
+        tensor = all_members(tensor)
         value = tensor.reshape(-1)[0]
         if not bool((tensor == value).all()):
             raise UnsupportedStrategy("a branch on a value that differs between rows or draws")

@@ -215,18 +215,19 @@ class Watch(TorchDispatchMode):
         self._suffix_total -= size if in_suffix else 0
 
 
-def reads_of(batch: Watch, *others: Watch) -> set[Read]:
+def reads_of(batch: Watch, *others: Watch, counts: bool = True) -> set[Read]:
     """What Python reads in passes of a batch, and of other batches and rows with the outputs that they have in it.
 
-    Where rows are sent to experts, a line of code that reads other counts there asks which experts have any: draws then
-    run apart, but the rows need not.
+    Where rows are sent to experts, a line of code that reads other counts there asks which experts have any: rows need
+    not run apart for it, nor draws if those that are sent can be followed. On request, without such `counts`.
     """
     found = set[Read]().union(*(watch._reads for watch in (batch, *others)))
     for line in {line for watch in (batch, *others) for line in watch._asked}:
         answers = [watch._asked.get(line, []) for watch in (batch, *others)]
         kinds = {read for answer in answers for read, _ in answer}
         if batch.asks and any([v for _, v in one] != [v for _, v in answers[0]] for one in answers[1:]):
-            kinds = {part for drawn, rowed, _ in kinds for part in ((drawn, False, False), (False, rowed, False))}
+            parts = {part for drawn, rowed, _ in kinds for part in ((drawn, False, False), (False, rowed, False))}
+            kinds = parts if counts else set()
         found |= kinds - {(False, False, False)}
     return found
 
