@@ -102,23 +102,21 @@ class Layer(Covariance):
         return torch.einsum("nkb,mkb,b->nm", units_x, units_y, weights) / x.shape[-1]
 
     def of_pairs(self, pairs: Pairs) -> Tensor:
-        """The covariance of each pair: by quadrature, which suits bounded smooth units at any scale."""
-        std_u, std_v, sine, cosine = self._preactivations(pairs)
+        pairs = pairs.affine(self.length_scale, self.bias_scale)
+        both = pairs.norm_x * pairs.norm_y
+        constant = both == 0  # u or v: the angle is then a right one
+        both = both.masked_fill(constant, 1.0)
+        sine, cosine = (pairs.area / both).masked_fill(constant, 1.0), (pairs.product / both).masked_fill(constant, 0.0)
+        return self.expectation(pairs.norm_x, pairs.norm_y, sine, cosine)
+
+    def expectation(self, std_u: Tensor, std_v: Tensor, sine: Tensor, cosine: Tensor) -> Tensor:
+        r"""$\mathbb E[\sigma(u) \sigma(v)]$ of $s_u$, $s_v$ and θ: by quadrature, which suits bounded smooth units."""
         return expected_product(self.nonlinearity, std_u, std_v, torch.atan2(sine, cosine))
 
     def units(self, pairs: Pairs) -> Pairs:
         """The pairs of the units' values, which the next layer reads [GG16, sect:going_deep]."""
         variance_x, variance_y = (self.of_pairs(Pairs.of_identical(norm)) for norm in (pairs.norm_x, pairs.norm_y))
         return Pairs.of_process(variance_x, self.of_pairs(pairs), variance_y)
-
-    def _preactivations(self, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Standard deviations of u and v, the sine and the cosine of their angle; a right angle if one is constant."""
-        pairs = pairs.affine(self.length_scale, self.bias_scale)
-        both = pairs.norm_x * pairs.norm_y
-        constant = both == 0
-        both = both.masked_fill(constant, 1.0)
-        sine, cosine = pairs.area / both, pairs.product / both
-        return pairs.norm_x, pairs.norm_y, sine.masked_fill(constant, 1.0), cosine.masked_fill(constant, 0.0)
 
 
 class ReLU(Layer):
@@ -136,8 +134,7 @@ class ReLU(Layer):
     def nonlinearity(self, u: Tensor) -> Tensor:
         return torch.relu(u)
 
-    def of_pairs(self, pairs: Pairs) -> Tensor:
-        std_u, std_v, sine, cosine = self._preactivations(pairs)
+    def expectation(self, std_u: Tensor, std_v: Tensor, sine: Tensor, cosine: Tensor) -> Tensor:
         return std_u * std_v * (sine + (math.pi - torch.atan2(sine, cosine)) * cosine) / (2 * math.pi)
 
 
@@ -150,8 +147,7 @@ class Step(Layer):
     def nonlinearity(self, u: Tensor) -> Tensor:
         return (u > 0).to(u.dtype)
 
-    def of_pairs(self, pairs: Pairs) -> Tensor:
-        std_u, std_v, sine, cosine = self._preactivations(pairs)
+    def expectation(self, std_u: Tensor, std_v: Tensor, sine: Tensor, cosine: Tensor) -> Tensor:
         probability = (math.pi - torch.atan2(sine, cosine)) / (2 * math.pi)
         return probability.masked_fill((std_u == 0) | (std_v == 0), 0.0)
 
@@ -165,8 +161,7 @@ class Erf(Layer):
     def nonlinearity(self, u: Tensor) -> Tensor:
         return torch.erf(u)
 
-    def of_pairs(self, pairs: Pairs) -> Tensor:
-        std_u, std_v, sine, cosine = self._preactivations(pairs)
+    def expectation(self, std_u: Tensor, std_v: Tensor, sine: Tensor, cosine: Tensor) -> Tensor:
         root_u, root_v = ((1 + 2 * std.square()).sqrt() for std in (std_u, std_v))
         ratio_u, ratio_v = std_u / root_u, std_v / root_v
         # arcsin r = atan2(r, √(1 - r²)), the root written as a sum: arcsin's own slope is infinite at ±1.
@@ -256,14 +251,13 @@ class Quadrature(Layer):
     def nonlinearity(self, u: Tensor) -> Tensor:
         return self.function(u)
 
-    def of_pairs(self, pairs: Pairs) -> Tensor:
-        std_u, std_v, sine, cosine = self._preactivations(pairs)
+    def expectation(self, std_u: Tensor, std_v: Tensor, sine: Tensor, cosine: Tensor) -> Tensor:
         error = quadrature_error(self.nonlinearity, torch.cat([std_u.flatten(), std_v.flatten()]), nodes=self.nodes)
         if not error < 1e-5:
             what = f"Quadrature of {getattr(self.function, '__name__', self.function)} loses digits"
             size = f"its prior variances are off by about {error:.0e} of their size"
             why = "A kink away from zero or fast growth does this; raise `nodes`, or scale the inputs down"
-            warnings.warn(f"{what}: {size}. {why}.", stacklevel=3)
+            warnings.warn(f"{what}: {size}. {why}.", stacklevel=4)
         return expected_product(self.nonlinearity, std_u, std_v, torch.atan2(sine, cosine), nodes=self.nodes)
 
 
