@@ -94,12 +94,16 @@ class WeightLayer(nn.Module):
         """The axis of the rows of `x`: 0 for an input of two axes."""
         return self.row_axis if x.dim() > 2 else 0
 
-    def _drop_units(self, x: Tensor, axis: int) -> Tensor:
-        """`x` with its units (`axis`) masked: one mask per row, the same at all positions."""
-        noise = self.noise
+    def _with_units_dropped(self, operation: Callable[..., Tensor], x: Tensor, axis: int) -> Tensor:
+        """An operation on `x` whose units (`axis`) are masked: one mask per row, the same at all positions."""
+        noise, training = self.noise, _in_training(self)
         if x.dim() <= 2 and isinstance(noise, BernoulliNoise):
-            return F.dropout(x, noise.drop_prob, _in_training(self))
-        return x * noise.mask(*mask_shape(x, self._row_axis(x), axis), like=x, training=_in_training(self))
+            dropped = F.dropout(x, noise.drop_prob, training)
+        else:
+            dropped = x * noise.mask(*mask_shape(x, self._row_axis(x), axis), like=x, training=training)
+        if self.bias is None or noise.bias_posterior(self.bias[:, None]) is None:
+            return operation(dropped, self.weight, self.bias)
+        return self._add_bias(operation(dropped, self.weight, None), axis)
 
     def _add_bias(self, output: Tensor, axis: int) -> Tensor:
         """`output` plus the bias along `axis`, which is a draw in families with random biases."""
@@ -157,10 +161,7 @@ class Linear(WeightLayer, nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """`[row, ..., unit]` to `[row, ..., out_features]`: the positions of a row share its draw."""
         if self.noise.on_units:
-            dropped = self._drop_units(input, -1)
-            if self.bias is None or self.noise.bias_posterior(self.bias[:, None]) is None:
-                return F.linear(dropped, self.weight, self.bias)
-            return self._add_bias(F.linear(dropped, self.weight), -1)
+            return self._with_units_dropped(F.linear, input, -1)
         if not _in_training(self):
             output = F.linear(input, self._draw_weight())
         elif input.dim() <= 2:
@@ -178,6 +179,7 @@ class _Convolution(WeightLayer):
     groups: int
     in_channels: int
     out_channels: int
+    _conv_forward: Callable[..., Tensor]
 
     def matrix(self) -> Tensor:
         return self.weight.unflatten(0, (self.groups, -1)).transpose(1, 2).reshape(self.in_channels, -1)
@@ -192,15 +194,12 @@ class _Convolution(WeightLayer):
         if input.dim() == self.weight.dim() - 1:  # one row without its axis, as torch allows
             return self.forward(input[None])[0]
         if self.noise.on_units:
-            dropped = self._drop_units(input, 1)
-            if self.bias is None or self.noise.bias_posterior(self.bias[:, None]) is None:
-                return self._conv_forward(dropped, self.weight, self.bias)  # type: ignore[operator]
-            return self._add_bias(self._conv_forward(dropped, self.weight, None), 1)  # type: ignore[operator]
+            return self._with_units_dropped(self._conv_forward, input, 1)
         if not _in_training(self):
-            return self._add_bias(self._conv_forward(input, self._draw_weight(), None), 1)  # type: ignore[operator]
+            return self._add_bias(self._conv_forward(input, self._draw_weight(), None), 1)
         weights = self.weight_of(self.posterior().sample(len(input), relaxed=True))
-        one_row: Any = lambda row, weight: self._conv_forward(row[None], weight, None)[0]  # type: ignore[operator]  # noqa: E731
-        return self._add_bias(torch.func.vmap(one_row)(input, weights), 1)
+        rows = torch.func.vmap(lambda row, weight: self._conv_forward(row[None], weight, None)[0])
+        return self._add_bias(rows(input, weights), 1)
 
 
 class Conv1d(_Convolution, nn.Conv1d):
