@@ -19,13 +19,13 @@ from torch.utils._pytree import PyTree
 from dropbayes.calibration import ReliabilityCurve
 from dropbayes.likelihoods import Categorical, ClassLikelihood, Gaussian, Likelihood
 from dropbayes.linear import Linear
-from dropbayes.predictive.moments import batches, mask_keys, plan_by
+from dropbayes.predictive.moments import batches, plan_by
 from dropbayes.predictive.scoring import ClassOutcomes, RegressionOutcomes, RowOutcomes, core_scores, reliability_curve
 from dropbayes.predictive.statistics import Observations, Request, Rows, RowStatistics, by_head, joined_rows
 from dropbayes.runtime.batches import labelled_batch
 from dropbayes.runtime.formatting import Printed, Table, count
 from dropbayes.runtime.validation import NOT_FINITE, Array, check_type, outcomes, row_weights
-from dropbayes.sampling import Inputs, LogMean, Profile, Sampling, as_inputs, keep_state
+from dropbayes.sampling import Inputs, LogMean, Profile, Sampling, as_inputs, check_sampling, keep_state
 from dropbayes.scores.averages import weighted_mean
 
 if TYPE_CHECKING:
@@ -122,7 +122,8 @@ def evaluate(
         raise TypeError("`likelihood` must say what the output means, such as Gaussian(precision=1.0); got None.")
     if isinstance(x, torch.utils.data.DataLoader) and not (y is None and sample_weight is None):
         raise TypeError("`x` is a DataLoader, whose batches hold the outcomes: leave `y` and `sample_weight` out.")
-    request, keys = Request(likelihood), mask_keys(n_draws, seed, sampling)
+    check_sampling(sampling)
+    request, keys = Request(likelihood), sampling.keys(n_draws, seed)
     results, joint_densities = list[Rows](), list[Tensor]()
     offset = sampling.row_offset
     heads: dict[int, tuple[str, Likelihood, Tensor]] = {}

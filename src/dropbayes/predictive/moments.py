@@ -27,7 +27,6 @@ from dropbayes.runtime.progress import ProgressBar
 from dropbayes.runtime.validation import NOT_FINITE
 from dropbayes.sampling import (
     Inputs,
-    Keys,
     Mean,
     Moments,
     Plan,
@@ -112,7 +111,8 @@ def predict(
     if automatic and (request.quantiles or keep_draws):
         rule = '"auto" gives each row its own number of draws: quantiles and kept draws need a number'
         raise ValueError(f"`n_draws` {rule}. Try n_draws=1000.")
-    keys = mask_keys(_REPLICATE_DRAWS if automatic else n_draws, seed, sampling)
+    check_sampling(sampling)
+    keys = sampling.keys(_REPLICATE_DRAWS if n_draws == "auto" else n_draws, seed)
     results, offset = list[Rows](), sampling.row_offset
     plans: list[AnyPlan] = []
     is_loader = isinstance(x, torch.utils.data.DataLoader)
@@ -193,11 +193,6 @@ def outputs_by(method: str | Linear, net: nn.Module, x: PyTree, *, n_draws: int,
     inputs = as_inputs(x, net)
     plan = plan_by(method, net, inputs, Request(), only_moments=False, sampling=Sampling())
     return torch.cat([block.outputs[0] for block in plan.run(inputs)], 1)
-
-
-def mask_keys(n_draws: Any, seed: int, sampling: Sampling) -> Keys:
-    check_sampling(sampling)
-    return sampling.keys(n_draws, seed)
 
 
 def batches(net: nn.Module, x: PyTree, *, progress: bool | None, title: str) -> Iterator[PyTree]:
