@@ -76,14 +76,8 @@ def check_one_output(output: str, as_json: bool) -> None:
 
 
 Json = Annotated[bool, flag("--json", help="Print one JSON document on standard output.")]
-Delimiter = Annotated[
-    str | None,
-    typer.Option(
-        help="The delimiter of a CSV file; detected from its first lines by default.",
-        metavar="CHAR",
-        callback=delimiter_character,
-    ),
-]
+mark = functools.partial(typer.Option, metavar="CHAR", callback=delimiter_character)
+Delimiter = Annotated[str | None, mark(help="The delimiter of a CSV file; detected from its first lines by default.")]
 Encoding = Annotated[str | None, typer.Option(help="Encoding of a CSV file, such as cp1252.", metavar="NAME")]
 Data = Annotated[str, data(help="A CSV (also compressed) or Parquet file; - reads CSV from standard input.")]
 Outcomes = Annotated[str, data(help="A CSV or Parquet file that includes the target column.")]
