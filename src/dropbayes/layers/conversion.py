@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
 from dropbayes.layers import hooks, recurrent, structure
-from dropbayes.layers.noise import check_drop_prob
+from dropbayes.layers.noise import Dropping, check_drop_prob
 from dropbayes.runtime.validation import check_choice, check_type
 from dropbayes.tracing import Site, draw_or_mean
 from dropbayes.tracing.views import check_unscripted, checked_network
@@ -35,15 +35,10 @@ _RECURRENT: dict[Callable[..., object], type[nn.Module]] = {
 }
 
 
-class DroppedAttention(nn.MultiheadAttention):
+class DroppedAttention(nn.MultiheadAttention, Dropping):
     """`nn.MultiheadAttention` with dropout before each of its four projections; made only by `add_dropout`."""
 
-    drop_prob: float
     units: hooks.Units
-
-    @property
-    def keep_prob(self) -> float:
-        return 1.0 - self.drop_prob
 
     def parameter_keep_probs(self) -> dict[str, float]:
         return {name: 1.0 if structure.is_bias(name) else self.keep_prob for name, _ in self.named_parameters()}

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
-from dropbayes.layers.noise import dropout_mask
+from dropbayes.layers.noise import Dropping, dropout_mask
 from dropbayes.layers.weights import mask_shape, word_mask
 from dropbayes.tracing.operations import Arguments, NamedArguments
 
@@ -27,15 +27,11 @@ def drop_units(x: Tensor, drop_prob: float, training: bool, row_axis: int, unit_
 
 
 @dataclass(eq=False)
-class AttachedDropout:
+class AttachedDropout(Dropping):
     """Dropout that is attached to a layer by hooks."""
 
     drop_prob: float
     row_axis: int = field(default=0, kw_only=True)
-
-    @property
-    def keep_prob(self) -> float:
-        return 1.0 - self.drop_prob
 
 
 @dataclass(eq=False)

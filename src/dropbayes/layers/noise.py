@@ -60,6 +60,16 @@ def check_drop_prob(value: float, name: str = "drop_prob") -> None:
         raise ValueError(f"`{name}` must lie in [0, 1); got {value!r}. It is the probability of dropping, not keeping.")
 
 
+class Dropping:
+    """A module, or a hook of one, that drops units with one probability."""
+
+    drop_prob: float
+
+    @property
+    def keep_prob(self) -> float:
+        return 1.0 - self.drop_prob
+
+
 def dropout_mask(*shape: int, drop_prob: float, like: Tensor, training: bool) -> Tensor:
     """The factors of units under dropout, 0 or 1/p; 1 in evaluation mode."""
     return F.dropout(torch.ones(shape, dtype=like.dtype, device=like.device), drop_prob, training)

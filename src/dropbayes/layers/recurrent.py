@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from torch.overrides import has_torch_function
 from torch.utils._pytree import PyTree
 
-from dropbayes.layers.noise import check_drop_prob
+from dropbayes.layers.noise import Dropping, check_drop_prob
 from dropbayes.layers.structure import is_bias
 
 States = tuple[Tensor, ...]  # of one layer and direction: h, and for an LSTM c
@@ -80,10 +80,9 @@ class _RNNStep:
         return ((torch.tanh if self.nonlinearity == "tanh" else torch.relu)(gates + recurrent),)
 
 
-class _Dropped(nn.Module, ABC):
+class _Dropped(Dropping, nn.Module, ABC):
     """The two drop probabilities of a recurrent layer, and the keep probabilities they imply for its parameters."""
 
-    drop_prob: float
     recurrent_drop_prob: float
     n_states = 1
 
@@ -105,10 +104,6 @@ class _Dropped(nn.Module, ABC):
         check_drop_prob(drop_prob)
         check_drop_prob(recurrent, "recurrent_drop_prob")
         self.drop_prob, self.recurrent_drop_prob = drop_prob, recurrent
-
-    @property
-    def keep_prob(self) -> float:
-        return 1.0 - self.drop_prob
 
     def parameter_keep_probs(self) -> dict[str, float]:
         keep = {True: 1.0 - self.recurrent_drop_prob, False: 1.0 - self.drop_prob}
