@@ -225,11 +225,6 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         draws = among(draws[:n_kept], trees, share)
         if greedy or x.shape[1] > _MAX_BOOSTED:
             return draws
-        return self._with_boosted(rows, draws, y, weight, n_folds)
-
-    def _with_boosted(
-        self, rows: tuple[np.ndarray, ...], draws: Tensor, y: Tensor, weight: Tensor, n_folds: int
-    ) -> Tensor:
         boosted, predicted = grow_boosted(rows, range(n_folds), self.seed_)
         if not prefers_boosted(draws, predicted[: len(y)], y, weight):
             return draws
