@@ -191,21 +191,19 @@ def _targets(cells: Cells, task: Task | None, decimal: str | None) -> tuple[Task
     if task == "regression":
         y: npt.NDArray[Any] = cells.numbers(notation)
         present = ~np.isnan(y)
-        distinct: Any = np.unique(y[present])
-        what = f"the value {distinct[0]:g}" if len(distinct) else "no value"
     else:
         notation = PLAIN
         classes = in_one_case(cells.labels())
         present = np.array([text is not None for text in classes], dtype=bool)
         y = np.array(["" if text is None else text for text in classes], dtype=np.str_)
-        distinct = np.unique(y[present])
-        what = f"the class {quote(distinct[0])}" if len(distinct) else "no value"
-        if len(distinct) > max(20, 0.5 * present.sum()):
-            some, n_classes = list_names(distinct.tolist(), most=2), len(distinct)
-            remedy = "If its texts are numbers, the odd one out is found with `task` regression."
-            fault = f"has {n_classes} classes in {present.sum()} rows, such as {some}; is it the target?"
-            raise cells.error(-1, f"{fault} {remedy}")
+    distinct: Any = np.unique(y[present])
+    if task == "classification" and len(distinct) > max(20, 0.5 * present.sum()):
+        remedy = "If its texts are numbers, the odd one out is found with `task` regression."
+        some = f"{len(distinct)} classes in {present.sum()} rows, such as {list_names(distinct.tolist(), most=2)}"
+        raise cells.error(-1, f"has {some}; is it the target? {remedy}")
     if len(distinct) < 2 and present.sum() != 1:
+        alike = (f"the value {one:g}" if task == "regression" else f"the class {quote(one)}" for one in distinct)
+        what = next(alike, "no value")
         raise cells.error(-1, f"has {what} in every row; there is nothing to learn.")
     return task, y, present, notation
 
