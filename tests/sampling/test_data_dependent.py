@@ -644,6 +644,74 @@ def test_entries_that_are_sorted_by_expert_keep_their_masks_among_those_of_all_d
                 torch.testing.assert_close(alone[:, 0], whole[:, row])
 
 
+def put_at_their_ranks(net, x, chosen):
+    ranks = chosen.argsort(stable=True).argsort()
+    y = torch.zeros_like(x)
+    y[ranks] = x
+    return net.d(torch.tanh(net.a(y)))[ranks]
+
+
+def copied_into_a_buffer(net, x, chosen):
+    order = chosen.argsort(stable=True)
+    y = torch.zeros_like(x)
+    y[:] = x[order]
+    return net.d(torch.tanh(net.a(y)))[order.argsort()]
+
+
+def groups_one_after_the_other(net, x, chosen):
+    places = [(chosen == expert).nonzero()[:, 0] for expert in range(3)]
+    y = net.d(torch.tanh(net.a(torch.cat([x[some] for some in places]))))
+    return torch.zeros_like(x).index_copy(0, torch.cat(places), y)
+
+
+def groups_by_masks(net, x, chosen):
+    y, first, out = net.d(torch.tanh(net.a(torch.cat([x[chosen == i] for i in range(3)])))), 0, torch.zeros_like(x)
+    for expert in range(3):
+        count = int((chosen == expert).sum())
+        out[chosen == expert] = y[first : first + count]
+        first += count
+    return out
+
+
+def two_experts_each(net, x, chosen):
+    flat = torch.stack([chosen, (chosen + 1) % 3], 1).flatten()
+    order = flat.argsort(stable=True)
+    y = net.d(torch.einsum("nd,nde->ne", x[order // 2], net.weights[flat[order]]).tanh())
+    return torch.zeros_like(x).index_add(0, order // 2, y)
+
+
+def turned(net, x, chosen):
+    order = chosen.argsort(stable=True)
+    return net.d(torch.tanh(net.a(x[order].flip(0)))).flip(0)[order.argsort()]
+
+
+def own_noise(net, x, chosen):
+    order = chosen.argsort(stable=True)
+    y = net.a(x[order])
+    return (y + 0.3 * torch.randn_like(y) if net.training else y)[order.argsort()]
+
+
+MOVES = [put_at_their_ranks, copied_into_a_buffer, groups_one_after_the_other, groups_by_masks, two_experts_each, turned,
+         own_noise]  # fmt: skip
+
+
+@pytest.mark.parametrize(("move", "masks"), crossed(MOVES, ["shared", "row"]))
+def test_rows_that_come_to_stand_elsewhere_keep_their_masks(move, masks):
+    def forward(self, x):
+        return self.o(move(self, x, self.gate(x).argmax(-1)))
+
+    for seed in (0, 1, 2):  # most rows have one expert: those of a trial may stay where they are
+        torch.manual_seed(seed)
+        net = network(forward, gate=nn.Linear(6, 3), a=nn.Linear(6, 6), d=nn.Dropout(0.3), o=nn.Linear(6, 2)).eval()
+        net.weights = nn.Parameter(torch.randn(3, 6, 6))
+        net.gate.bias.data = torch.tensor([0.6, 0.0, 0.0])
+        x = torch.randn(11, 6)
+        whole = db.draws(net, x, n_draws=8, masks=masks)
+        for row in range(11):
+            alone = db.draws(net, x[row : row + 1], n_draws=8, masks=masks, sampling=db.Sampling(row_offset=row))
+            torch.testing.assert_close(alone[:, 0], whole[:, row])
+
+
 def test_rows_that_only_their_values_can_move_past_the_eye_run_draw_by_draw():
     def forward(self, x):
         some = x[:, 0] > 0

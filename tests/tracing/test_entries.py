@@ -97,6 +97,29 @@ def test_sorted_rows_that_are_put_back_are_in_order(way):
     assert mode.rows.are_in_order(back) and torch.equal(back, V.tanh())
 
 
+INTO = {
+    "at their ranks": lambda: put(lambda out: out.__setitem__(ORDER.argsort(), V)),
+    "into a buffer": lambda: put(lambda out: out.__setitem__(slice(None), V[ORDER])),
+    "by index_copy": lambda: torch.zeros(3, 5).index_copy(0, ORDER.argsort(), V),
+    "by index_put": lambda: torch.zeros(3, 5).index_put((ORDER.argsort(),), V),
+    "by scatter": lambda: torch.zeros(3, 5).scatter(0, ORDER.argsort()[:, None].expand(3, 5), V),
+    "in two parts": lambda: torch.cat([V[V[:, 0].abs() < 0], V[ORDER[:2]], V[ORDER[2:]]]),
+}
+
+
+def put(write):
+    out = torch.zeros(3, 5)
+    write(out)
+    return out
+
+
+@pytest.mark.parametrize("way", INTO)
+def test_rows_that_are_put_elsewhere_are_followed(way):
+    with Followed(3, V) as mode:
+        y = INTO[way]()
+    assert torch.equal(y, V[ORDER]) and mode.rows.of(y).tolist() == [2, 0, 1] and not mode.rows.are_in_order(y)
+
+
 def test_what_moves_rows_in_an_unseen_way_is_not_taken_for_the_rows_in_order():
     with Followed(3, X) as mode:
         moved = [X.flip(0), X.roll(1, 0), X.sort(0).values, V[ORDER].sum(0), X[MASK].view(2, 2, 5)]

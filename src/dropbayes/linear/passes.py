@@ -154,7 +154,7 @@ def _unchecked_plan(net: nn.Module, inputs: Inputs, sampling: Sampling) -> Linea
         raise ValueError(f'`method` {what}. Use method="sampling".')
     spec = mask_spec(profile, inputs, keys=Keys(0, 2, "independent"), masks="row", sampling=sampling)
     together = chosen_strategy(inspection, inputs, spec).rows == "together" and None not in profile.outputs
-    together &= not (profile.sorts_rows or profile.are_sent)  # which lays masks by entry
+    together &= not profile.moves_rows  # which lays masks by entry
     known = inspection.findings
     if "outputs" not in known:
         one = inputs if inputs.is_one_row else inputs.block(0, 1)

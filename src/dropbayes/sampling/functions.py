@@ -158,7 +158,7 @@ def _one_draw(inspection: Inspection, inputs: Inputs, seen: Inputs, spec: MaskSp
     strategy = ONE_BY_ONE if lone else chosen_strategy(inspection, seen, spec)
     if (not lone and strategy.rows != "together") or spec.profile.host_random or spec.profile.seeds_torch:
         return _by_strategy(inspection, inputs, spec, draw, strategy)
-    source = (SentSource if spec.profile.sends_parts else KeyedSource)(spec, draw, range(inputs.n_rows), folded=True)
+    source = (SentSource if spec.profile.moves_rows else KeyedSource)(spec, draw, range(inputs.n_rows), folded=True)
     view = inspection.network()
     leaves = cloned_leaves(inputs.leaves) if spec.profile.writes_input else inputs.leaves
     source.follow(view.paths, [one for one, axis in zip(leaves, inputs.axes, strict=True) if axis is not None])

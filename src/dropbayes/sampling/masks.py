@@ -59,9 +59,14 @@ class Keys:
     sampler: str = "stratified"
     replicate: int = 0  # sets of draws that are independent of each other
 
+    @property
+    def word(self) -> int:
+        """The 64-bit key that all streams of words begin with."""
+        return fold(self.seed % _WORD, self.replicate)
+
     def stream(self, site: int, purpose: int) -> int:
         """The 64-bit key of one of a site's streams of words."""
-        return fold(self.seed % _WORD, self.replicate, site, purpose)
+        return fold(self.word, site, purpose)
 
 
 def named_site(name: str) -> int:
@@ -178,7 +183,8 @@ class _Kept:
     def __call__(self, spec: tuple[Any, ...], make: Callable[[], Tensor], largest: int) -> Tensor:
         """The tensor of a specification, its device first: made if it is not here, and kept if it is not too large."""
         if spec[0].type == "cuda":  # another stream would not wait until it is made, nor be waited for at its end
-            spec = (*spec, torch.cuda.current_stream(spec[0]).cuda_stream)
+            index = torch.cuda.current_device() if spec[0].index is None else spec[0].index
+            spec = (*spec, torch._C._cuda_getCurrentRawStream(index))
         with self._lock:
             if spec in self._tensors:
                 self._tensors.move_to_end(spec)
@@ -199,7 +205,7 @@ kept = _Kept()
 
 def derived_seed(keys: Keys, draw: int, row: int) -> int:
     """A seed for generators that cannot be keyed to a site, one per draw and row."""
-    return fold(keys.seed % _WORD, keys.replicate, _HOST, draw, row)
+    return fold(keys.word, _HOST, draw, row)
 
 
 def _words(keys: Keys, site: int, draws: range, rows: range | None, units: int | Units, device: torch.device) -> Tensor:

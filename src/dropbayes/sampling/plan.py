@@ -343,7 +343,7 @@ def make_plan(
             direct = None
     inspection = _inspect_with_hints(net, inputs, sampling, trusted) if direct is None else None
     profile: Profile = (direct or inspection).profile  # type: ignore[union-attr]
-    if profile.are_sent or profile.sorts_rows or profile.numbers_vary:
+    if profile.moves_rows or profile.numbers_vary:
         invariant = bool(sampling.batch_invariant)  # the rows of a product depend on the others in a block of any size
     profile.check_random()
     spec = mask_spec(profile, inputs, keys=keys, masks=masks, sampling=sampling)

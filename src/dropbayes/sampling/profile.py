@@ -47,6 +47,11 @@ class Profile:
         return self.prefix_cost / max(self.prefix_cost + self.suffix_cost, 1.0)
 
     @property
+    def moves_rows(self) -> bool:
+        """Whether entries of the rows come to stand in another order, or in several places."""
+        return self.are_sent or self.sorts_rows
+
+    @property
     def of_vectors(self) -> bool:
         """Whether a row has one vector at the first site, so that layers before it have products of the rows alone."""
         return all(len(site.shape) < 3 for site in self.sites[:1])

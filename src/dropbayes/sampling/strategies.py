@@ -108,9 +108,7 @@ def _run(source: KeyedSource, work: Work, leaves: list[PyTree]) -> list[Tensor]:
 def _fold(spec: MaskSpec, work: Work) -> list[Tensor]:
     """Draws and rows as one batch, draws outermost."""
     n_draws, n_rows = len(work.draws), len(work.rows)
-    is_sent = spec.profile.are_sent if n_draws > 1 else spec.profile.sends_parts
-    is_sent = (is_sent or spec.profile.sorts_rows) and n_draws * n_rows > 1
-    source = (SentSource if is_sent else KeyedSource)(
+    source = (SentSource if spec.profile.moves_rows and n_draws * n_rows > 1 else KeyedSource)(
         spec, work.draws, work.rows, folded=True, among=work.among, made=work.made, learned=work.learned
     )
     leaves = [_repeat(leaf, axis, n_draws) for leaf, axis in zip(work.leaves, work.inputs.axes, strict=True)]

@@ -68,12 +68,11 @@ def _candidates(spec: MaskSpec, shares_prefix: bool, is_one_row: bool) -> list[S
     together = is_one_row or not (profile.rows_depend or profile.one_row)
     apart = [] if is_one_row or profile.host_random or profile.seeds_torch else [BY_BRANCH]
     in_turn = profile.draws_branch or profile.host_random
-    rows_apart = not together or profile.ranks_rows or (per_row and not profile.sends_parts)
-    followed = (profile.are_sent and not profile.ranks_rows) or profile.sorts_rows
-    followed &= together and not profile.rows_branch and (profile.asks_counts or not in_turn)
-    sent = [FOLDED] if followed else []  # rows are sorted, or sent to places, and known there
+    rows_apart = not together or profile.ranks_rows or (per_row and not profile.moves_rows)
+    followed = profile.moves_rows and not (rows_apart or profile.rows_branch)
+    sent = [FOLDED] if followed and (profile.asks_counts or not in_turn) else []
     if profile.rows_branch or (in_turn and rows_apart):
-        return [*sent, *apart]
+        return apart
     if in_turn:
         # Of a small network, the draws that go one way are one pass; of many gates or ways, each draw goes its own.
         gates = [site for site in profile.sites if site.is_random and not site.layout and math.prod(site.shape) == 1]
@@ -87,12 +86,12 @@ def _candidates(spec: MaskSpec, shares_prefix: bool, is_one_row: bool) -> list[S
     if is_one_row:
         return [MAPPED, DRAW_BY_DRAW]
     candidates = [MAPPED_ROWS, *([] if profile.ranks_rows else [DRAW_BY_DRAW]), ROW_BY_ROW]
+    if profile.moves_rows:  # together, mapped over draws, they would be taken to be in order
+        return [*sent, *candidates]
     if profile.rows_together and (profile.sites_have_rows or not per_row):
         folded = [FOLDED] if profile.sites_have_rows else []
         candidates = [*([MAPPED, *folded] if shares_prefix else [*folded, MAPPED]), *candidates]
-    if per_row and not (profile.sites_have_rows or profile.sends_parts):
-        candidates = [MAPPED_ROWS, ROW_BY_ROW]
-    return [*sent, *candidates]
+    return candidates if not per_row or profile.sites_have_rows else [MAPPED_ROWS, ROW_BY_ROW]
 
 
 @torch.inference_mode(False)

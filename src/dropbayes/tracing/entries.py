@@ -53,20 +53,24 @@ class RowsOfEntries:
         match name := func.__name__.strip("_"):
             case "empty_like" | "full_like" | "ones_like" | "zeros_like":
                 return
-            case "new_empty" | "new_full" | "new_ones" | "new_zeros":
+            case "new_empty" | "new_full" | "new_ones" | "new_zeros" | "nonzero" | "argwhere":  # places are no entries
+                return
+            case "where" if len(given) == 1:
                 return
             case "setitem" | "index_put" | "index_add" | "index_copy" | "scatter" | "scatter_add" | "masked_scatter":
-                whole = given[0].dim() and self._in_order(given[0], 0) is not None
-                target = self._entries(given[0]) or (IN_ORDER if whole else UNKNOWN)
-                found = [target] * len(results)  # what is put stands where its indices say
+                target = self._put(name, args, kwargs)
+                found = [target] * len(results)
                 self._note(given[0], target)
             case "getitem" | "index_select" | "gather" | "take_along_dim" if self._entries(given[0]) is not None:
-                found = [self._taken(func, args, kwargs, given)]
+                in_place = len(given) == 1 and self._entries(given[0]) is IN_ORDER  # a slice of all rows
+                found = [IN_ORDER if in_place else self._taken(func, args, kwargs)]
+            case "getitem" if given[-1].dtype == torch.bool:  # of a tensor without rows
+                return
             case "split" | "split_with_sizes" | "chunk" if rows is not None and len(rows) == sum(map(len, results)):
                 ends = itertools.accumulate(map(len, results))
                 found = [Entries(rows[end - len(part) : end]) for part, end in zip(results, ends, strict=True)]
-            case "cat" | "concat" if len(known) == len(given):
-                parts = [entries.rows for entries in known if entries.rows is not None]
+            case "cat" | "concat":
+                parts = [part for tensor in given if (part := self.of(tensor)) is not None]
                 if len(parts) == len(given) and sum(map(len, parts)) == len(results[0]):
                     found = [self._moved(torch.cat(parts), results[0])]
             case "sort" | "argsort" | "flip" | "topk" | "roll" if _is_first_axis(name, args, kwargs):
@@ -97,24 +101,44 @@ class RowsOfEntries:
         in_order = self._in_order(tensor, 0)
         return IN_ORDER if in_order is not None and torch.equal(rows, in_order) else Entries(rows)
 
-    def _taken(self, func: Operation, args: Arguments, kwargs: NamedArguments, given: list[Tensor]) -> Entries:
-        """The entries that an operation takes of its tensor: those that it takes of the rows of these."""
-        source, known = given[0], self._entries(given[0]) or UNKNOWN
-        if known is UNKNOWN or (known is IN_ORDER and len(given) == 1):
-            return known
-        leading = 1 if known.rows is None or len(known.rows) == len(source) else source.dim() - 1
-        rows, before = known.rows, source.shape[:leading]
-        if rows is None:
-            axis = next((k for k, size in enumerate(source.shape) if size and size % self.n_rows == 0), None)
-            if axis is None or (rows := self._in_order(source, axis)) is None:
-                return UNKNOWN
-            leading, before = axis + 1, source.shape[axis : axis + 1]
-        taken = func(rows.view(*before, *(1,) * (source.dim() - leading)).expand(source.shape), *args[1:], **kwargs)
-        for leading in (1, taken.dim() - 1) if taken.dim() else ():
-            lines = taken.reshape(taken.shape[:leading].numel(), -1) if taken.numel() else taken.flatten()[:, None]
+    def _of_elements(self, tensor: Tensor) -> Tensor | None:
+        """The row of each element of a tensor, in order if nothing else is known; None if they are unknown."""
+        known = self._entries(tensor) or IN_ORDER
+        if known.rows is not None:
+            leading = 1 if len(known.rows) == len(tensor) else tensor.dim() - 1
+            return known.rows.view(*tensor.shape[:leading], *(1,) * (tensor.dim() - leading)).expand(tensor.shape)
+        axis = next((k for k, size in enumerate(tensor.shape) if size and size % self.n_rows == 0), None)
+        if known is UNKNOWN or axis is None or (rows := self._in_order(tensor, axis)) is None:
+            return None
+        return rows.view(-1, *(1,) * (tensor.dim() - axis - 1)).expand(tensor.shape)
+
+    def _read_off(self, elements: Tensor) -> Entries:
+        """The entries of a tensor whose elements are of these rows."""
+        for leading in (1, elements.dim() - 1) if elements.dim() else ():
+            n_lines = elements.shape[:leading].numel()
+            lines = elements.reshape(n_lines, -1) if elements.numel() else elements.flatten()[:, None]
             if bool((lines == lines[:, :1]).all()):
-                return self._moved(lines[:, 0], taken)
+                return self._moved(lines[:, 0], elements)
         return UNKNOWN
+
+    def _taken(self, func: Operation, args: Arguments, kwargs: NamedArguments) -> Entries:
+        """The entries that an operation takes of its tensor: those that it takes of their rows."""
+        rows = self._of_elements(args[0])
+        return UNKNOWN if rows is None else self._read_off(func(rows, *args[1:], **kwargs))
+
+    def _put(self, name: str, args: Arguments, kwargs: NamedArguments) -> Entries:
+        """The entries of a tensor into which others are put: their rows are put likewise."""
+        place = 2 if name in ("setitem", "index_put", "masked_scatter") else 3
+        values = args[place] if len(args) > place else next(iter(kwargs.values()), None)
+        rows, known = self._of_elements(args[0]), self._entries(args[0])
+        if not torch.is_tensor(values) or not values.dim() or self._entries(values) is None:
+            return known or (UNKNOWN if rows is None else IN_ORDER)
+        if rows is None or (new := self._of_elements(values)) is None:
+            return UNKNOWN
+        put = {"index_add": "index_copy", "scatter_add": "scatter", "setitem": "__setitem__"}.get(name, name)
+        rows = rows.clone()
+        result = getattr(rows, put)(*args[1:place], new)
+        return self._read_off(rows if result is None else result)
 
     def _line_by_line(self, given: list[Tensor], result: Tensor) -> Entries:
         """The entries of a result that is computed of these line by line; unknown where they have different rows."""

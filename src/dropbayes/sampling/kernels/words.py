@@ -8,12 +8,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dropbayes.sampling.masks import Keys, as_signed, fold, permuted_lattices
+from dropbayes.sampling.masks import Keys, as_signed, permuted_lattices
 
 
 def source(keys: Keys, device: torch.device) -> tuple[Tensor | None, int, int, int]:
     """A kernel's arguments: the lattices (of the stratified sampler), the key, the numbers of draws and of lattices."""
-    key = as_signed(fold(keys.seed % 2**64, keys.replicate))
+    key = as_signed(keys.word)
     if keys.sampler == "independent":
         return None, key, keys.n_draws, 1
     lattices = permuted_lattices(keys.n_draws, device)
