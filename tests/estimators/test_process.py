@@ -204,10 +204,21 @@ def test_a_model_with_a_process_survives_a_file_and_more_rows(tmp_path, linear, 
     assert np.abs(loaded.predict(x[150:]) - y[150:]).mean() < 0.1
 
 
-@pytest.mark.parametrize("settings", [QUICK, {"warm_start": True}, {"noise": "constant"}, {"effort": "quick"}])
+@pytest.mark.parametrize("settings", [QUICK, {"warm_start": True}, {"noise": "constant"}])
 def test_no_process_where_it_was_not_asked_for(linear, settings):
     x, y = linear
     assert DropoutRegressor(**{"hidden": (10,), "n_steps": 5, **settings}).fit(x[:30], y[:30]).process_ is None
+
+
+def test_huge_outliers_on_one_side_do_not_move_quick_intervals():
+    source = np.random.default_rng(0)
+    x = source.standard_normal((400, 3))
+    y = 2 * x[:, 0] + x[:, 1] + 0.3 * source.standard_normal(400)
+    y[::40] += 1000 * (1 + source.random(10))
+    model = DropoutRegressor(effort="quick", n_steps=100, random_state=0).fit(x[:200], y[:200])
+    lower, upper = model.predict_interval(x[200:], coverage=0.5)
+    assert 0.35 < ((lower <= y[200:]) & (y[200:] <= upper)).mean() < 0.8
+    assert np.median(upper - lower) < 10
 
 
 def test_no_process_where_rows_are_not_exchangeable(linear, fitted):

@@ -49,6 +49,7 @@ class Effort:
 EFFORTS = {
     "quick": Effort(
         candidates=((0.0, 0.01, 1.0), (0.0, 0.05, 1.0), (0.05, 0.1, 1.0), (0.1, 0.2, 0.5)),
+        offset=((0.0, 0.05, 0.2),),
         hidden=(50, 50),
         steps=500,
         n_members=2,
