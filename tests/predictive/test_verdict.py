@@ -166,3 +166,20 @@ def test_a_network_that_gives_nan_is_refused_with_the_reason():
     for judge in (db.check, db.tune_dropout):
         with pytest.raises(ValueError, match="`net` gave NaN or infinite outputs"):
             judge(net, torch.zeros(8, 2), torch.zeros(8, 1))
+
+
+@pytest.mark.parametrize("judge", [check, db.tune_dropout])
+def test_a_loader_is_judged_as_its_rows_together(judge):
+    net, x, y = trained(), *numbers(60)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=25)
+    assert str(judge(net, loader, n_draws=10)) == str(judge(net, x, y, n_draws=10))
+    with pytest.raises(TypeError, match="leave `y`"):
+        judge(net, loader, y)
+
+
+def test_batches_that_do_not_fit_together_are_refused_with_the_rule():
+    loader = [(torch.zeros(2, 3), torch.zeros(2)), (torch.zeros(2, 4), torch.zeros(2))]
+    with pytest.raises(ValueError, match=r"batches can be joined.*padding"):
+        check(nn.Linear(3, 1), torch.utils.data.DataLoader(loader, batch_size=None))
+    with pytest.raises(TypeError, match=r"`y` must hold the outcomes unless"):
+        check(nn.Linear(3, 1), torch.zeros(2, 3))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import PyTree
+from torch.utils._pytree import PyTree, tree_map
 
 from dropbayes.calibration import ReliabilityCurve
 from dropbayes.likelihoods import Categorical, ClassLikelihood, Gaussian, Likelihood
@@ -120,14 +120,13 @@ def evaluate(
     """
     if likelihood is None:
         raise TypeError("`likelihood` must say what the output means, such as Gaussian(precision=1.0); got None.")
-    if isinstance(x, torch.utils.data.DataLoader) and not (y is None and sample_weight is None):
-        raise TypeError("`x` is a DataLoader, whose batches hold the outcomes: leave `y` and `sample_weight` out.")
     check_sampling(sampling)
     request, keys = Request(likelihood), sampling.keys(n_draws, seed)
     results, joint_densities = list[Rows](), list[Tensor]()
     offset = sampling.row_offset
     heads: dict[int, tuple[str, Likelihood, Tensor]] = {}
-    for inputs, y_tree in _pairs(net, x, y, sampling, progress):
+    for arguments, y_tree in _pairs(net, x, y, sample_weight, progress=progress):
+        inputs = as_inputs(arguments, net, row_axis=sampling.row_axis)
         plan = plan_by(method, net, inputs, request, only_moments=False, keys=keys, masks=masks, sampling=sampling)
         heads = _heads(request, plan.profile, y_tree, inputs)
         for rows, blocks in itertools.groupby(plan.run(inputs, first_row=offset), lambda block: block.rows):
@@ -167,15 +166,26 @@ def _heads(request: Request, profile: Profile, y: PyTree, inputs: Inputs) -> dic
 
 
 def _pairs(
-    net: nn.Module, x: PyTree, y: PyTree, sampling: Sampling, progress: bool | None
-) -> Iterator[tuple[Inputs, PyTree]]:
+    net: nn.Module, x: PyTree, y: PyTree, sample_weight: Array | None = None, *, progress: bool | None
+) -> Iterator[tuple[PyTree, PyTree]]:
     """The inputs and outcomes in `x` and `y`, or in each batch of a DataLoader."""
     is_loader = isinstance(x, torch.utils.data.DataLoader)
+    if is_loader and not (y is None and sample_weight is None):
+        raise TypeError("`x` is a DataLoader, whose batches hold the outcomes: leave `y` and `sample_weight` out.")
     for batch in batches(net, x, progress=progress, title="evaluate"):
         if y is None and not is_loader and not (isinstance(batch, Mapping) and "labels" in batch):
             raise TypeError("`y` must hold the outcomes unless `x` is a DataLoader of pairs; got None.")
-        arguments, targets = (batch, y) if y is not None else labelled_batch(net, batch, "x")
-        yield as_inputs(arguments, net, row_axis=sampling.row_axis), targets
+        yield (batch, y) if y is not None else labelled_batch(net, batch, "x")
+
+
+def all_pairs(net: nn.Module, x: PyTree, y: PyTree) -> tuple[PyTree, PyTree]:
+    """The inputs and outcomes in `x` and `y`; of a DataLoader, those of all batches together."""
+    pairs = list(_pairs(net, x, y, progress=False))
+    try:
+        return pairs[0] if len(pairs) == 1 else tree_map(lambda *parts: torch.cat(parts), *pairs)
+    except (RuntimeError, TypeError, ValueError) as error:
+        rule = "must be a DataLoader whose batches can be joined here, tensors alike but for their number of rows"
+        raise ValueError(f"`x` {rule}; {error}. Texts need padding to one length.") from None
 
 
 def _targets(y: PyTree, inputs: Inputs) -> Tensor:

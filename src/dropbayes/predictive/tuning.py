@@ -19,7 +19,7 @@ from dropbayes.layers.conversion import Rates, add_dropout, settable_drop_probs,
 from dropbayes.likelihoods import Gaussian, Likelihood, output_tensor, predictive_log_density
 from dropbayes.linear.passes import linear_plan
 from dropbayes.linear.points import standard_points
-from dropbayes.predictive.evaluation import checked_targets, fitted_noise
+from dropbayes.predictive.evaluation import all_pairs, checked_targets, fitted_noise
 from dropbayes.runtime.formatting import Printed, Table
 from dropbayes.runtime.validation import Array, random_generator
 from dropbayes.sampling import Sampling, as_inputs, draws, evaluation_output, sites
@@ -88,8 +88,8 @@ def tune_dropout(
     Args:
         net: A trained network that returns one tensor, rows first, or a record with `logits`.
         x: The inputs of held-out rows; of a text token ids `[row, position]`, or a dict with `input_ids` and
-            `attention_mask`.
-        y: Their outcomes; None for a text.
+            `attention_mask`; or a DataLoader of pairs (input, outcome).
+        y: Their outcomes; None for a text and for a DataLoader.
         likelihood: The observation model; by default `Categorical` for whole numbers, fewer than the outputs, else
             `Gaussian`, whose precision is fitted in any case.
         where: The weight layers that are given dropout (`add_dropout`); by default all of a network that has none. One
@@ -110,6 +110,7 @@ def tune_dropout(
         >>> tuning.log_likelihood >= tuning.plain_log_likelihood
         True
     """
+    x, y = all_pairs(net, x, y) if isinstance(x, torch.utils.data.DataLoader) else (x, y)
     per = per or ("network" if y is None else "layer")
     if per not in ("network", "layer", "unit") or (y is None and per != "network"):
         raise ValueError(f'`per` must be "network", or, with outcomes `y`, "layer" or "unit"; got {per!r}.')

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import PyTree
 
 from dropbayes.likelihoods import Likelihood, output_tensor
 from dropbayes.linear import LinearCheck, check_linear
-from dropbayes.predictive.evaluation import checked_targets, score_draws
+from dropbayes.predictive.evaluation import all_pairs, checked_targets, score_draws
 from dropbayes.predictive.scoring import COVERAGE_LEVELS, RowOutcomes, core_scores, risk_curve
 from dropbayes.runtime.formatting import Printed, Table, count
-from dropbayes.runtime.validation import check_type
+from dropbayes.runtime.validation import Array, check_type
 from dropbayes.sampling import draws, evaluation_output, sites
 from dropbayes.scores import RiskCoverage
 from dropbayes.scores.averages import standard_error, weighted_mean
@@ -120,8 +121,8 @@ class Verdict(Printed):
 
 def check(
     net: nn.Module,
-    x: Tensor,
-    y: Tensor,
+    x: PyTree,
+    y: Array | None = None,
     *,
     likelihood: Likelihood | None = None,
     members: Sequence[nn.Module] = (),
@@ -132,8 +133,8 @@ def check(
 
     Args:
         net: A trained network with dropout.
-        x: The inputs of rows that it was not trained on.
-        y: Their outcomes.
+        x: The inputs of rows that it was not trained on, or a DataLoader of pairs (input, outcome).
+        y: Their outcomes; None for a DataLoader.
         likelihood: The observation model. By default categorical if `y` holds integers, fewer than the outputs;
             otherwise Gaussian with a precision τ fitted to these rows, separately for the draws and the plain pass. A
             `y` of 0 and 1 alone needs one, labels as numbers.
@@ -151,6 +152,7 @@ def check(
         True
     """
     check_type("members", members, Sequence, "be a list of networks")
+    x, y = all_pairs(net, x, y)
     places = tuple((site.path, site.drop_prob) for site in sites(net, x))
     plain, *outputs = (output_tensor(evaluation_output(one, x)) for one in (net, *members))
     sampled = output_tensor(draws(net, x, n_draws=n_draws, seed=seed, masks="row"))
