@@ -179,7 +179,7 @@ def test_a_loader_is_judged_as_its_rows_together(judge):
 
 def test_batches_that_do_not_fit_together_are_refused_with_the_rule():
     loader = [(torch.zeros(2, 3), torch.zeros(2)), (torch.zeros(2, 4), torch.zeros(2))]
-    with pytest.raises(ValueError, match=r"batches can be joined.*padding"):
+    with pytest.raises(ValueError, match=r"batches can be joined.*pad texts"):
         check(nn.Linear(3, 1), torch.utils.data.DataLoader(loader, batch_size=None))
     with pytest.raises(TypeError, match=r"`y` must hold the outcomes unless"):
         check(nn.Linear(3, 1), torch.zeros(2, 3))

@@ -209,6 +209,12 @@ def test_every_layout_gives_the_same_numbers(array):
     assert to_tensor(array).tolist() == [[1, 2], [3, 4]]
 
 
+def test_values_under_a_mask_are_not_read_as_numbers():
+    with pytest.raises(TypeError, match=r"`y` must be .* with 1 masked values\. Leave those rows out"):
+        to_tensor(np.ma.masked_greater([1.0, 999.0], 900), name="y")
+    assert to_tensor(np.ma.masked_greater([1.0, 2.0], 900)).tolist() == [1, 2]
+
+
 def test_truth_values_and_whole_numbers_keep_their_kind():
     assert to_tensor(pd.Series([True, False])).dtype == torch.bool
     assert to_tensor([1, 2]).dtype == torch.int64

@@ -180,17 +180,22 @@ def with_recalibration(estimator: Any, recalibration: Recalibration | None) -> A
     return view
 
 
-def fit_recalibration(estimator: Any, X: Any, y: Any, *, method: Method = "scale") -> Recalibration:
-    """Fits a recalibration to the inputs and the outcomes of rows that an estimator was not fitted to.
+def fit_recalibration(estimator: Any, X: Any, y: Any, *, method: Method = "scale", at: str = "`y`") -> Recalibration:
+    """Fits a recalibration to the inputs and the outcomes of rows new to an estimator; errors call them `at`.
 
     It is a fitted `DropoutRegressor` of one output, or a `DropoutClassifier`; see `Recalibration` for the methods.
     """
     with_recalibration(estimator, Recalibration(method, (1.0,), len(y)))  # raises for a method that does not suit
     if len(y) < _MIN_ROWS:
-        raise ValueError(f"`y` must hold at least {_MIN_ROWS} held-out rows to calibrate on; got {len(y)}.")
+        raise ValueError(f"{at} must hold at least {_MIN_ROWS} held-out rows to calibrate on; got {len(y)}.")
     plain = with_recalibration(estimator, None)
     if hasattr(plain, "classes_"):
-        return _fit_classes(plain, X, y, method)
+        draws, labels = plain.draws(X), torch.from_numpy(plain._codes(y, len(y)))
+        if method == "conformal":
+            return Recalibration(method, _sorted_subset(conformal.label_scores(draw_mean(draws), labels)), len(y))
+        rows, logits, shares = torch.arange(len(labels)), draws.clamp_min(1e-30).log(), plain.class_shares_
+        factor = best_factor(lambda value: float(class_log_probabilities(logits, value, shares)[rows, labels].sum()))
+        return Recalibration(method, (factor,), len(y))
     outcome = plain.transform_.forward(torch.as_tensor(np.asarray(y, float)))  # where the noise is symmetric
     blocks = [(rows, getattr(mixture, "base", mixture)) for rows, mixture in plain.predictive_blocks(X)]
 
@@ -204,15 +209,6 @@ def fit_recalibration(estimator: Any, X: Any, y: Any, *, method: Method = "scale
     else:
         scores = [conformal.standardised_residuals(m.mean, m.std, outcome[rows]) for rows, m in blocks]
     return Recalibration(method, _sorted_subset(torch.cat(scores)), len(y))
-
-
-def _fit_classes(plain: Any, X: Any, y: Any, method: Method) -> Recalibration:
-    draws, labels = plain.draws(X), torch.from_numpy(plain._codes(y, len(y)))
-    if method == "scale":
-        rows, logits, shares = torch.arange(len(labels)), draws.clamp_min(1e-30).log(), plain.class_shares_
-        factor = best_factor(lambda value: float(class_log_probabilities(logits, value, shares)[rows, labels].sum()))
-        return Recalibration(method, (factor,), len(y))
-    return Recalibration(method, _sorted_subset(conformal.label_scores(draw_mean(draws), labels)), len(y))
 
 
 def _sorted_subset(values: Tensor) -> tuple[float, ...]:

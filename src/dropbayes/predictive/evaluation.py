@@ -125,7 +125,7 @@ def evaluate(
     results, joint_densities = list[Rows](), list[Tensor]()
     offset = sampling.row_offset
     heads: dict[int, tuple[str, Likelihood, Tensor]] = {}
-    for arguments, y_tree in _pairs(net, x, y, sample_weight, progress=progress):
+    for arguments, y_tree in _pairs(net, x, y, sample_weight, progress):
         inputs = as_inputs(arguments, net, row_axis=sampling.row_axis)
         plan = plan_by(method, net, inputs, request, only_moments=False, keys=keys, masks=masks, sampling=sampling)
         heads = _heads(request, plan.profile, y_tree, inputs)
@@ -165,12 +165,10 @@ def _heads(request: Request, profile: Profile, y: PyTree, inputs: Inputs) -> dic
     return heads
 
 
-def _pairs(
-    net: nn.Module, x: PyTree, y: PyTree, sample_weight: Array | None = None, *, progress: bool | None
-) -> Iterator[tuple[PyTree, PyTree]]:
+def _pairs(net: nn.Module, x: PyTree, y: PyTree, weight: Array | None, progress: bool | None) -> Iterator[PyTree]:
     """The inputs and outcomes in `x` and `y`, or in each batch of a DataLoader."""
     is_loader = isinstance(x, torch.utils.data.DataLoader)
-    if is_loader and not (y is None and sample_weight is None):
+    if is_loader and not (y is None and weight is None):
         raise TypeError("`x` is a DataLoader, whose batches hold the outcomes: leave `y` and `sample_weight` out.")
     for batch in batches(net, x, progress=progress, title="evaluate"):
         if y is None and not is_loader and not (isinstance(batch, Mapping) and "labels" in batch):
@@ -180,12 +178,12 @@ def _pairs(
 
 def all_pairs(net: nn.Module, x: PyTree, y: PyTree) -> tuple[PyTree, PyTree]:
     """The inputs and outcomes in `x` and `y`; of a DataLoader, those of all batches together."""
-    pairs = list(_pairs(net, x, y, progress=False))
+    pairs = list(_pairs(net, x, y, None, progress=False))
     try:
         return pairs[0] if len(pairs) == 1 else tree_map(lambda *parts: torch.cat(parts), *pairs)
     except (RuntimeError, TypeError, ValueError) as error:
-        rule = "must be a DataLoader whose batches can be joined here, tensors alike but for their number of rows"
-        raise ValueError(f"`x` {rule}; {error}. Texts need padding to one length.") from None
+        rule = "must be a DataLoader whose batches can be joined here (pad texts to one length)"
+        raise ValueError(f"`x` {rule}; {error}") from None
 
 
 def _targets(y: PyTree, inputs: Inputs) -> Tensor:

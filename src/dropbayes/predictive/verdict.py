@@ -162,8 +162,13 @@ def check(
         linear = check_linear(net, x[:64] if isinstance(x, Tensor) else x, seed=seed)
     except (ValueError, RuntimeError):  # no derivative, or one that torch does not have
         linear = None
-    worth = _ensemble_log_likelihoods(outputs, targets, judged)
-    known = {"sites": places, "n_draws": n_draws, "ensemble_log_likelihoods": worth, "linear": linear}
+    worth = []
+    for size in range(1, len(outputs) + 1):
+        # Every member is in equally many of these ensembles.
+        chosen = [[outputs[(start + k) % len(outputs)] for k in range(size)] for start in range(len(outputs))]
+        densities = [score_draws(torch.stack(together), targets, judged)[0].mean() for together in chosen]
+        worth.append(sum(map(float, densities)) / len(chosen))
+    known = {"sites": places, "n_draws": n_draws, "ensemble_log_likelihoods": tuple(worth), "linear": linear}
     return row_verdict(outcomes, density, base, **known)
 
 
@@ -181,14 +186,3 @@ def row_verdict(outcomes: RowOutcomes, density: Tensor, plain: Tensor, **known: 
         calibration_error=measured.get("calibration_error"),
         **known,
     )
-
-
-def _ensemble_log_likelihoods(outputs: list[Tensor], y: Tensor, likelihood: Likelihood | None) -> tuple[float, ...]:
-    """The log-likelihood of ensembles of 1, 2, ... of the members, whose outputs are given."""
-    scores = []
-    for size in range(1, len(outputs) + 1):
-        # Every member is in equally many of these ensembles.
-        chosen = [[outputs[(start + k) % len(outputs)] for k in range(size)] for start in range(len(outputs))]
-        densities = [score_draws(torch.stack(members), y, likelihood)[0].mean() for members in chosen]
-        scores.append(sum(map(float, densities)) / len(chosen))
-    return tuple(scores)

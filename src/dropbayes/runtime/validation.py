@@ -103,6 +103,8 @@ def to_tensor(array: Any, *, name: str = "array") -> Tensor:
             raise TypeError(f"`{name}` must be a dense tensor of numbers; got one {kind}. Pass it dense: to_dense().")
         return array
     refusal = f"`{name}` must be a tensor or an array of numbers; got {type(array).__name__}"
+    if np.ma.is_masked(array):  # what is under a mask is no value
+        raise TypeError(f"{refusal} with {np.ma.count_masked(array)} masked values. Leave those rows out.")
     try:
         values = np.array(array, order="C")  # copied: pandas' are often read-only, and a tensor would write to them
     except ValueError:

@@ -164,6 +164,12 @@ def test_intervals_hold_their_share_of_the_rows_they_were_set_on(model, tmp_path
         assert abs(scores[f"coverage_{level}"] - level / 100) <= 2 / 80
 
 
+def test_too_few_rows_to_calibrate_on_are_those_of_a_file(model, tmp_path):
+    (tmp_path / "few.csv").write_text("".join((tmp_path / "held.csv").read_text().splitlines(keepends=True)[:6]))
+    answer = run("calibrate", model, tmp_path / "few.csv")
+    check(answer, 1, "few.csv must hold at least 20 held-out rows to calibrate on; got 5.")
+
+
 def test_a_calibration_can_be_taken_back_and_is_told(model, models, tmp_path):
     before = run("predict", model, models / "new.csv", "-o", "-").text
     run("calibrate", model, tmp_path / "held.csv", "--method", "conformal")

@@ -172,7 +172,7 @@ class Model:
 
     def recalibrated(self, x: NumpyArray, y: NumpyArray, method: Method, source: str) -> Self:
         """The model recalibrated on the inputs and targets of held-out rows from some source."""
-        recalibration = fit_recalibration(self.ensemble, x, y, method=method)
+        recalibration = fit_recalibration(self.ensemble, x, y, method=method, at=source)
         ensemble = with_recalibration(self.ensemble, recalibration)
         known = {**asdict(recalibration), "values": list(recalibration.values), "file": source}
         known["uncertainty_percentiles"] = uncertainty_percentiles(ensemble, x)
