@@ -539,11 +539,11 @@ class SentSource(KeyedSource):
         return super().keep(kind, drop_prob, shape, like)
 
     def dropout(self, kind: str, x: Tensor, drop_prob: float, shape: tuple[int, ...], inplace: bool) -> Tensor:
-        self._followed = x
+        self._followed = self._followed if kind == "attention" else x  # whose weights have the rows of the queries
         return super().dropout(kind, x, drop_prob, shape, inplace)
 
     def uniform(self, kind: str, drop_prob: float | None, shape: tuple[int, ...], device: torch.device) -> Tensor:
-        self._followed = None
+        self._followed = self.like
         return super().uniform(kind, drop_prob, shape, device)
 
     def attention(self, query: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
@@ -561,8 +561,8 @@ class SentSource(KeyedSource):
         if layout is None or (fits_all and layout.inner < 2):
             return None
         pairs = None if tensor is None or layout.axis else self._entries.of(tensor)
-        sorts = self.spec.profile.sorts_rows  # random numbers alone do not tell for which entries they are
-        if layout.inner and (not sorts if tensor is None else self._entries.are_in_order(tensor)):
+        guesses = len(self.draws) == 1 or not self.spec.profile.sorts_rows  # of numbers that may be for any entries
+        if layout.inner and (guesses if tensor is None else self._entries.are_in_order(tensor)):
             return None
         if pairs is None:
             raise UnsupportedStrategy("a mask for entries that cannot be followed")

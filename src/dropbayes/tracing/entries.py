@@ -41,7 +41,10 @@ class RowsOfEntries:
         if entries is IN_ORDER:
             return self._in_order(tensor, 0) if tensor.dim() else None
         rows = None if entries is None else entries.rows
-        return rows if rows is not None and len(rows) == len(tensor) else None
+        if rows is None or not tensor.dim() or (len(rows) != len(tensor) and len(rows) % max(1, len(tensor))):
+            return None
+        lines = rows.view(len(tensor), -1) if len(rows) else rows[:, None]
+        return lines[:, 0] if bool((lines == lines[:, :1]).all()) else None
 
     def follow(self, func: Operation, args: Arguments, kwargs: NamedArguments, results: list[Tensor]) -> None:
         """Notes whose entries an operation has taken or put, or computed line by line."""
@@ -114,7 +117,7 @@ class RowsOfEntries:
 
     def _read_off(self, elements: Tensor) -> Entries:
         """The entries of a tensor whose elements are of these rows."""
-        for leading in (1, elements.dim() - 1) if elements.dim() else ():
+        for leading in (max(1, elements.dim() - 1), 1) if elements.dim() else ():
             n_lines = elements.shape[:leading].numel()
             lines = elements.reshape(n_lines, -1) if elements.numel() else elements.flatten()[:, None]
             if bool((lines == lines[:, :1]).all()):
@@ -143,13 +146,14 @@ class RowsOfEntries:
     def _line_by_line(self, given: list[Tensor], result: Tensor) -> Entries:
         """The entries of a result that is computed of these line by line; unknown where they have different rows."""
         known = [(tensor, entries) for tensor in given if (entries := self._entries(tensor)) is not None]
-        moved = [entries for _, entries in known if entries.rows is not None]
-        fitting = [one.rows for one in moved if one.rows is not None and _has_lines(len(one.rows), result)]
-        beside = [e for tensor, e in known if e.rows is None and tensor.dim() and _has_lines(len(tensor), result)]
-        if fitting:
-            same = not beside and all(torch.equal(rows, fitting[0]) for rows in fitting[1:])
+        moved = [entries.rows for _, entries in known if entries.rows is not None]
+        still = [(tensor, entries) for tensor, entries in known if entries.rows is None]
+        beside = [(tensor, e) for tensor, e in still if tensor.dim() and _has_lines(len(tensor), result)]
+        if fitting := [rows for rows in moved if _has_lines(len(rows), result)]:
+            others = [*fitting, *(self.of(tensor) for tensor, _ in beside)]
+            same = all(rows is not None and torch.equal(rows, fitting[0]) for rows in others)
             return Entries(fitting[0]) if same else UNKNOWN
-        return UNKNOWN if moved or UNKNOWN in (beside or [entries for _, entries in known]) else IN_ORDER
+        return UNKNOWN if moved or UNKNOWN in [entries for _, entries in beside or still] else IN_ORDER
 
 
 def place_among_own(rows: Tensor, n_rows: int) -> tuple[Tensor, int]:

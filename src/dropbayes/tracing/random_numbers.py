@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
-from dropbayes.tracing.operations import Arguments, NamedArguments, Operation
+from dropbayes.tracing.operations import Arguments, NamedArguments, Operation, operands
 from dropbayes.tracing.sources import Handlers, Ones, RandomMode, handles, run_intercepted
 from dropbayes.tracing.transforms import is_batched
 
@@ -42,6 +42,7 @@ def _keyed(*operations: Operation) -> Callable[[Callable[..., Tensor]], Callable
             if mode.source.is_fixed(own.get("generator")):
                 return func(*args, **kwargs, **own)
             out = kwargs.pop("out", None)
+            mode.source.like = next(iter(operands(args)), None) if func.__name__.endswith("_like") else None
             result = handler(mode, func, *args, **kwargs)
             return result if out is None else out.resize_(result.shape).copy_(result)
 

@@ -44,6 +44,7 @@ class Source(ABC):
     freezes_statistics = False  #: Whether normalisation uses its running statistics, whatever its training flag says.
     maps = False  #: Whether rows or draws are mapped over by `torch.func.vmap`, which has errors of its own.
     rows_mapped = False  #: Whether the rows are.
+    like: Tensor | None = None  #: The tensor of whose form random numbers are asked for, if there is one.
 
     @abstractmethod
     def keep(self, kind: str, drop_prob: float, shape: tuple[int, ...], like: Tensor) -> Tensor | None:
