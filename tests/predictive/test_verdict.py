@@ -170,7 +170,7 @@ def test_a_network_that_gives_nan_is_refused_with_the_reason():
 
 @pytest.mark.parametrize("judge", [check, db.tune_dropout])
 def test_a_loader_is_judged_as_its_rows_together(judge):
-    net, x, y = trained(), *numbers(60)
+    net, (x, y) = trained(), numbers(60)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=25)
     assert str(judge(net, loader, n_draws=10)) == str(judge(net, x, y, n_draws=10))
     with pytest.raises(TypeError, match="leave `y`"):
