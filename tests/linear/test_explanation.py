@@ -212,3 +212,18 @@ def test_a_variance_that_is_no_number_is_refused(broken):
         (net[0].weight if broken == "weights" else x)[0, 0] = torch.nan
     with pytest.raises(ValueError, match="`net` gave NaN or infinite outputs"):
         explain(net, x)
+
+
+def test_the_labels_of_a_batch_are_left_out_as_in_predict():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.drop, self.head = nn.Dropout(0.3), nn.Linear(4, 1)
+
+        def forward(self, x, labels=None):
+            out = self.head(self.drop(x))
+            return out if labels is None else (out - labels).square().mean()
+
+    net, x = Model(), torch.randn(5, 4)
+    given, labelled = (explain(net, one) for one in ({"x": x}, {"x": x, "labels": torch.zeros(5, 1)}))
+    assert torch.equal(given.by_unit[0], labelled.by_unit[0])

@@ -32,6 +32,7 @@ FORMS = {
     "by rows and parts": lambda: X[MASK.nonzero(as_tuple=True)],
     "by torch.index_select": lambda: torch.index_select(X.flatten(0, 1), 0, PLACES),
     "by a method": lambda: X.flatten(0, 1).index_select(0, PLACES),
+    "by an operator": lambda: torch.ops.aten.index.Tensor(X.flatten(0, 1), [PLACES]),
     "of those that were taken": lambda: X.flatten(0, 1)[torch.arange(12)][PLACES],
     "before other operations": lambda: F.linear(torch.relu(X[MASK]), torch.ones(7, 5)) + 1,
     "of numbers": lambda: X[..., 0].flatten()[PLACES] * 2,
@@ -121,9 +122,9 @@ def test_rows_that_are_put_elsewhere_are_followed(way):
 
 
 def test_what_moves_rows_in_an_unseen_way_is_not_taken_for_the_rows_in_order():
-    with Followed(3, X) as mode:
-        moved = [X.flip(0), X.roll(1, 0), X.sort(0).values, V[ORDER].sum(0), X[MASK].view(2, 2, 5)]
-    assert [mode.rows.of(one) for one in moved[:4]] == [None] * 4
+    with Followed(3, X, V) as mode:
+        moved = [X.flip(0), X.roll(1, 0), X.sort(0).values, V[ORDER].sum(0), F.one_hot(V[:, 0].argsort()).float() @ V]
+    assert [mode.rows.of(one) for one in moved] == [None] * 5
     assert not any(map(mode.rows.are_in_order, moved))
 
 

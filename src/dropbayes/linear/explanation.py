@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.linear.passes import LinearPlan, linear_plan
+from dropbayes.runtime.batches import given_arguments
 from dropbayes.runtime.formatting import Table
 from dropbayes.runtime.validation import NOT_FINITE, check_type, finite_tensor, needed_for
 from dropbayes.sampling import Inputs, Sampling, as_inputs, check_sampling
@@ -148,7 +149,7 @@ def explain(
     check_sampling(sampling)
     check_type("names", names, Iterable, "be a list of the features' names")
     names = tuple(map(str, names))
-    inputs = as_inputs(x, net, row_axis=sampling.row_axis)
+    inputs = as_inputs(given_arguments(net, x), net, row_axis=sampling.row_axis)
     sampling = replace(sampling, positions="per_position" if positions else sampling.positions)
     plan = linear_plan(net, inputs, sampling)
     n_outputs = plan.only_size() if output is None else plan.sizes[0]

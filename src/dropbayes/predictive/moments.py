@@ -8,7 +8,7 @@ $q(\mathbf y^* \mid \mathbf x^*) = \mathbb{E}_{q(\omega)}\, p(\mathbf y^* \mid \
 import math
 import operator
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from dropbayes.linear.passes import Linear, linear_plan
 from dropbayes.linear.perceptrons import moments_plan
 from dropbayes.predictive.prediction import Prediction
 from dropbayes.predictive.statistics import AnyPlan, Observations, Request, Rows, RowStatistics, row_summaries, trees
-from dropbayes.runtime.batches import loaded_batches, network_arguments
+from dropbayes.runtime.batches import given_arguments, loaded_batches, network_arguments
 from dropbayes.runtime.progress import ProgressBar
 from dropbayes.runtime.validation import NOT_FINITE
 from dropbayes.sampling import (
@@ -119,7 +119,7 @@ def predict(
     own_bar = False if is_loader else progress  # a loader has a bar over its batches
     drawn: dict[str, Any] = {"keys": keys, "masks": masks, "sampling": sampling}
     for batch in batches(nets[0], x, progress=progress, title="predict"):
-        arguments = network_arguments(nets[0], batch) if is_loader or isinstance(batch, Mapping) else batch
+        arguments = (network_arguments if is_loader else given_arguments)(nets[0], batch)
         inputs = as_inputs(arguments, nets[0], row_axis=sampling.row_axis)
         for ahead in ({"trusted": True}, {}) if method == "sampling" and _works_ahead(inputs) else ({},):
             error: Exception | None = None

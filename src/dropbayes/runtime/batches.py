@@ -36,6 +36,11 @@ def network_arguments(net: nn.Module, batch: PyTree) -> PyTree:
     return batch
 
 
+def given_arguments(net: nn.Module, x: PyTree) -> PyTree:
+    """The arguments in an input as it is given by hand: a mapping may be a batch with its targets, a tuple is not."""
+    return network_arguments(net, x) if isinstance(x, Mapping) else x
+
+
 def labelled_batch(net: nn.Module, batch: PyTree, name: str) -> tuple[PyTree, PyTree]:
     """The arguments and the targets in a batch: a pair, or a mapping with `labels` or targets by another usual name."""
     what = type(batch).__name__

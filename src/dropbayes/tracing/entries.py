@@ -49,22 +49,21 @@ class RowsOfEntries:
     def follow(self, func: Operation, args: Arguments, kwargs: NamedArguments, results: list[Tensor]) -> None:
         """Notes whose entries an operation has taken or put, or computed line by line."""
         given = operands((*args, *kwargs.values()))
+        name = getattr(func, "__name__", "").partition(".")[0].strip("_")  # of an operator, without its overload
         known = [entries for tensor in given if (entries := self._entries(tensor)) is not None]
-        if not known:
+        if not known or name.startswith("new_") or name.endswith("_like"):
             return
         rows, found = known[0].rows, [self._line_by_line(given, result) for result in results]
-        match name := func.__name__.strip("_"):
-            case "empty_like" | "full_like" | "ones_like" | "zeros_like":
-                return
-            case "new_empty" | "new_full" | "new_ones" | "new_zeros" | "nonzero" | "argwhere":  # places are no entries
-                return
-            case "where" if len(given) == 1:
+        match name:
+            case "where" | "nonzero" | "argwhere" if len(given) == 1:  # places are no entries
                 return
             case "setitem" | "index_put" | "index_add" | "index_copy" | "scatter" | "scatter_add" | "masked_scatter":
                 target = self._put(name, args, kwargs)
                 found = [target] * len(results)
                 self._note(given[0], target)
-            case "getitem" | "index_select" | "gather" | "take_along_dim" if self._entries(given[0]) is not None:
+            case "getitem" | "index" | "index_select" | "gather" | "take_along_dim" if (
+                self._entries(given[0]) is not None
+            ):
                 in_place = len(given) == 1 and self._entries(given[0]) is IN_ORDER  # a slice of all rows
                 found = [IN_ORDER if in_place else self._taken(func, args, kwargs)]
             case "getitem" if given[-1].dtype == torch.bool:  # of a tensor without rows
@@ -80,6 +79,8 @@ class RowsOfEntries:
                 taken, found = self.of(given[0]), [UNKNOWN] * len(results)
                 if name in ("sort", "topk") and taken is not None and given[0].dim() == 1:
                     found[0] = Entries(taken[results[1]])
+            case "mm" | "matmul" | "einsum" if len(known) > 1 and all(tensor.dim() == 2 for tensor in given):
+                found = [UNKNOWN]  # rows may be moved by a matrix
             case "unique" | "masked_select":
                 found = [UNKNOWN] * len(results)
         for result, entries in zip(results, found, strict=True):
