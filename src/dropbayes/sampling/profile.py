@@ -63,8 +63,9 @@ class Profile:
 
     @property
     def asks_at_sites(self) -> bool:
-        """Whether every pass asks for random numbers at these sites alone: none takes a branch of its own."""
-        return not (self.left_out or self.reads_rows or self.by_name or self.seeds_torch or self.is_stateful)
+        """Whether every pass asks for random numbers at these sites alone, and nothing between them is followed."""
+        branches = self.reads_rows or self.by_name  # which may ask elsewhere
+        return not (self.left_out or branches or self.moves_rows or self.seeds_torch or self.is_stateful)
 
     @property
     def n_random(self) -> int:
