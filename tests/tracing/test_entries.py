@@ -98,6 +98,14 @@ def test_sorted_rows_that_are_put_back_are_in_order(way):
     assert mode.rows.are_in_order(back) and torch.equal(back, V.tanh())
 
 
+def test_what_is_put_into_a_buffer_with_more_axes_is_in_order_or_not():
+    with Followed(3, X) as mode:
+        still, moved = torch.zeros(3, 4, 5, 2), torch.zeros(3, 4, 5, 2)
+        still[..., 0] = X
+        moved[..., 0] = X[ORDER]
+    assert mode.rows.are_in_order(still) and mode.rows.of(moved[:, 1]) is None
+
+
 INTO = {
     "at their ranks": lambda: put(lambda out: out.__setitem__(ORDER.argsort(), V)),
     "into a buffer": lambda: put(lambda out: out.__setitem__(slice(None), V[ORDER])),

@@ -102,7 +102,7 @@ class RowsOfEntries:
 
     def _moved(self, rows: Tensor, tensor: Tensor) -> Entries:
         """Entries of these rows, which may have come to be in order."""
-        in_order = self._in_order(tensor, 0)
+        in_order = self._in_order(rows, 0) if len(tensor) % self.n_rows == 0 else None
         return IN_ORDER if in_order is not None and torch.equal(rows, in_order) else Entries(rows)
 
     def _of_elements(self, tensor: Tensor) -> Tensor | None:
@@ -118,12 +118,10 @@ class RowsOfEntries:
 
     def _read_off(self, elements: Tensor) -> Entries:
         """The entries of a tensor whose elements are of these rows."""
-        for leading in (max(1, elements.dim() - 1), 1) if elements.dim() else ():
-            n_lines = elements.shape[:leading].numel()
-            lines = elements.reshape(n_lines, -1) if elements.numel() else elements.flatten()[:, None]
-            if bool((lines == lines[:, :1]).all()):
-                return self._moved(lines[:, 0], elements)
-        return UNKNOWN
+        n_lines = elements.shape[: max(1, elements.dim() - 1)].numel()
+        lines = elements.reshape(n_lines, -1) if elements.numel() else elements.flatten()[:, None]
+        same = elements.dim() > 0 and bool((lines == lines[:, :1]).all())
+        return self._moved(lines[:, 0], elements) if same else UNKNOWN
 
     def _taken(self, func: Operation, args: Arguments, kwargs: NamedArguments) -> Entries:
         """The entries that an operation takes of its tensor: those that it takes of their rows."""
