@@ -155,3 +155,10 @@ def test_the_rows_in_order_stay_so_along_any_axis():
         ]
     assert all(map(mode.rows.are_in_order, tensors))
     assert mode.rows.of(tensors[2]).tolist() == [0] * 4 + [1] * 4 + [2] * 4
+
+
+def test_what_a_network_writes_its_results_into_is_left_as_it_is():
+    numbers, out = torch.tensor([[10, 11], [20, 21], [30, 31]]), torch.empty(3, 2, dtype=torch.int64)
+    with Followed(3, numbers) as mode:
+        torch.index_select(numbers, 0, ORDER, out=out)
+    assert torch.equal(out, numbers[ORDER]) and mode.rows.of(out).tolist() == [2, 0, 1]

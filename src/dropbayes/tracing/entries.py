@@ -126,6 +126,7 @@ class RowsOfEntries:
     def _taken(self, func: Operation, args: Arguments, kwargs: NamedArguments) -> Entries:
         """The entries that an operation takes of its tensor: those that it takes of their rows."""
         rows = self._of_elements(args[0])
+        kwargs = {name: value for name, value in kwargs.items() if name != "out"}  # which is the network's
         return UNKNOWN if rows is None else self._read_off(func(rows, *args[1:], **kwargs))
 
     def _put(self, name: str, args: Arguments, kwargs: NamedArguments) -> Entries:
