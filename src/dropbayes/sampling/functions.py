@@ -161,7 +161,7 @@ def _one_draw(inspection: Inspection, inputs: Inputs, seen: Inputs, spec: MaskSp
     source = (SentSource if spec.profile.moves_rows else KeyedSource)(spec, draw, range(inputs.n_rows), folded=True)
     view = inspection.network()
     leaves = cloned_leaves(inputs.leaves) if spec.profile.writes_input else inputs.leaves
-    source.follow(view.paths, [one for one, axis in zip(leaves, inputs.axes, strict=True) if axis is not None])
+    source.follow(view.paths, inputs.tensors_of_rows(leaves))
     with Interception(source):
         output = eagerly(inputs.call)(view.net, leaves)
     source.finish(split(output)[0])

@@ -74,6 +74,13 @@ def named_site(name: str) -> int:
     return fold(0, *name.encode())
 
 
+def site_number(site: Site) -> int:
+    """The number that keys a site's masks: its own or, if it was learned, that of its name."""
+    if site.number is not None:
+        return site.number
+    return named_site(site.name) if site.name else site.index
+
+
 @dataclass(frozen=True)
 class Units:
     """Units of a mask numbered by absolute position, independently of the length of the sequence."""
@@ -102,7 +109,7 @@ class Positions:
 
     def generate(self, site: Site, shape: tuple[int, ...], make: Callable[..., Tensor]) -> Tensor:
         """The result of `make` for a site's number, the shape of its mask (1 along tied positions) and its units."""
-        axes, number = {position.axis for position in site.positions}, site.number or named_site(site.name)
+        axes, number = {position.axis for position in site.positions}, site_number(site)
         if self.tied or not axes:
             return make(number, shape=tuple(1 if a in axes else n for a, n in enumerate(shape)))
         return make(number, shape=shape, units=self._units(site, shape))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.sampling.kernels import kernels_on
-from dropbayes.sampling.masks import SHARED_BYTES, Keys, Positions, Units, keep_mask, keep_scale, named_site, uniform
+from dropbayes.sampling.masks import SHARED_BYTES, Keys, Positions, Units, keep_mask, keep_scale, site_number, uniform
 from dropbayes.sampling.probes import is_ignored
 from dropbayes.sampling.profile import Profile
 from dropbayes.tracing import (
@@ -190,7 +190,7 @@ class KeyedSource(SiteSource):
         plain = self.spec.positions is None and not self.spec.trial and not self.rows_mapped
         if kernels is not None and layout is not None and layout.inner and plain and math.prod(shape):
             result: Tensor = kernels.uniforms(
-                self.spec.keys, self._number(site), draws=self.draws, rows=self._mask_rows(site), n_rows=len(self.rows),
+                self.spec.keys, site_number(site), draws=self.draws, rows=self._mask_rows(site), n_rows=len(self.rows),
                 device=device, **_extents(shape, layout),
             )  # fmt: skip
             return self._hide_draws(result, layout, shape)
@@ -246,7 +246,7 @@ class KeyedSource(SiteSource):
         if attn_mask is not None and (is_batched(attn_mask) or (attn_mask.dim() == 4 and attn_mask.shape[0] > 1)):
             attn_mask = self._batch(attn_mask)
         result: Tensor | None = kernels.attention(
-            query.to(dtype), key.to(dtype), value.to(dtype), keys=self.spec.keys, site=self._number(sites[self.site]),
+            query.to(dtype), key.to(dtype), value.to(dtype), keys=self.spec.keys, site=site_number(sites[self.site]),
             drop_prob=drop_prob, draws=self.draws, rows=self._mask_rows(sites[self.site]), attn_mask=attn_mask,
             is_causal=is_causal, scale=scale, folded=inner,
         )  # fmt: skip
@@ -338,11 +338,6 @@ class KeyedSource(SiteSource):
             rule = "drops inside its own torch.func transform, whose members would all share one mask"
             raise NotImplementedError(f"`net` {rule}. Write the members as an axis of one tensor.")
 
-    def _number(self, site: Site) -> int:
-        if site.number is not None:
-            return site.number
-        return named_site(site.name) if site.name else site.index
-
     def _mask(self, site: Site, drop_prob: float, shape: tuple[int, ...], like: Tensor) -> Tensor:
         if self._tries(site):
             words = self._numbers(site, shape, functools.partial(uniform, device=like.device))
@@ -365,7 +360,7 @@ class KeyedSource(SiteSource):
             if is_large or self.spec.positions is not None or (layout is not None and layout.inner > 1):
                 return None
             make = uniform if drop_prob is None else functools.partial(keep_mask, drop_prob=drop_prob, dtype=dtype)
-            numbers = make(self.spec.keys, self._number(site), draws=among, rows=None, shape=shape, device=device)
+            numbers = make(self.spec.keys, site_number(site), draws=among, rows=None, shape=shape, device=device)
             self._made[key] = (numbers if drop_prob is None else numbers * keep_scale(drop_prob)).unbind()
         return self._made[key][self.draws.start - among.start]
 
@@ -396,7 +391,7 @@ class KeyedSource(SiteSource):
         if positions is not None:
             return positions.generate(site, shape, make)
         units = Units(shape, (0,), (0,)) if self._has_parts(site) else None  # alike for any number of parts
-        return make(self._number(site), shape=shape, units=units)
+        return make(site_number(site), shape=shape, units=units)
 
     def _layout(self, site: Site, shape: tuple[int, ...]) -> tuple[RowLayout | None, tuple[int, ...]]:
         """The row layout of this run's tensor of `shape`, and the shape of one row's mask."""
@@ -480,7 +475,7 @@ class KeyedSource(SiteSource):
             factors = self._dropout_by_kernel(site, layout, ones, drop_prob, shape)
             return None if factors is None else x * factors
         masked = functools.partial(
-            kernels.dropout, keys=self.spec.keys, site=self._number(site), drop_prob=drop_prob, draws=self.draws,
+            kernels.dropout, keys=self.spec.keys, site=site_number(site), drop_prob=drop_prob, draws=self.draws,
             rows=self._mask_rows(site),
         )  # fmt: skip
         if self.rows_mapped:

@@ -90,7 +90,7 @@ def _evaluate(strategy: Strategy, spec: MaskSpec, work: Work) -> list[Tensor]:
 def _run(source: KeyedSource, work: Work, leaves: list[PyTree]) -> list[Tensor]:
     view, profile = work.network(), source.spec.profile
     leaves = cloned_leaves(leaves) if profile.writes_input else leaves
-    source.follow(view.paths, [one for one, axis in zip(leaves, work.inputs.axes, strict=True) if axis is not None])
+    source.follow(view.paths, work.inputs.tensors_of_rows(leaves))
     mode = Interception(source)
     with mode.at_sites() if view.at_sites else mode:
         tensors, structure = split(work.inputs.call(view.net, leaves))
