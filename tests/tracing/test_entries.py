@@ -162,3 +162,9 @@ def test_what_a_network_writes_its_results_into_is_left_as_it_is():
     with Followed(3, numbers) as mode:
         torch.index_select(numbers, 0, ORDER, out=out)
     assert torch.equal(out, numbers[ORDER]) and mode.rows.of(out).tolist() == [2, 0, 1]
+
+
+def test_an_operation_that_takes_no_rows_in_the_place_of_its_tensor_leaves_them_unknown():
+    with Followed(3, V) as mode:
+        named = torch.index_select(input=V, dim=0, index=ORDER)
+    assert torch.equal(named, V[ORDER]) and mode.rows.of(named) is None and not mode.rows.are_in_order(named)

@@ -11,6 +11,8 @@ from torch.utils._pytree import tree_leaves
 
 from dropbayes.tracing.operations import Arguments, NamedArguments, Operation, operands
 
+Call = tuple[Operation, Arguments, NamedArguments]
+
 
 @dataclass(frozen=True, eq=False)
 class Entries:
@@ -50,41 +52,49 @@ class RowsOfEntries:
         """Notes whose entries an operation has taken or put, or computed line by line."""
         given = operands((*args, *kwargs.values()))
         name = getattr(func, "__name__", "").partition(".")[0].strip("_")  # of an operator, without its overload
-        known = [entries for tensor in given if (entries := self._entries(tensor)) is not None]
-        if not known or name.startswith("new_") or name.endswith("_like"):
+        if not any(self._entries(tensor) for tensor in given) or name.startswith("new_") or name.endswith("_like"):
             return
-        rows, found = known[0].rows, [self._line_by_line(given, result) for result in results]
+        if name in ("nonzero", "argwhere") or (name == "where" and len(given) == 1):  # places are no entries
+            return
+        if name == "getitem" and self._entries(given[0]) is None and given[-1].dtype == torch.bool:
+            return  # of a tensor without rows
+        try:
+            found = self._found(name, (func, args, kwargs), given, results)
+        except (RuntimeError, TypeError, IndexError):  # rows cannot stand in the place of its tensor
+            found = [UNKNOWN] * len(results)
+            self._note(given[0], UNKNOWN)
+        for result, entries in zip(results, found, strict=True):
+            self._note(result, entries)
+
+    def _found(self, name: str, call: Call, given: list[Tensor], results: list[Tensor]) -> list[Entries]:
+        """The entries of the results of an operation on given tensors."""
+        (func, args, kwargs), first = call, self._entries(given[0])
+        rows = None if first is None else first.rows
         match name:
-            case "where" | "nonzero" | "argwhere" if len(given) == 1:  # places are no entries
-                return
             case "setitem" | "index_put" | "index_add" | "index_copy" | "scatter" | "scatter_add" | "masked_scatter":
                 target = self._put(name, args, kwargs)
-                found = [target] * len(results)
                 self._note(given[0], target)
-            case "getitem" | "index" | "index_select" | "gather" | "take_along_dim" if (
-                self._entries(given[0]) is not None
-            ):
-                in_place = len(given) == 1 and self._entries(given[0]) is IN_ORDER  # a slice of all rows
-                found = [IN_ORDER if in_place else self._taken(func, args, kwargs)]
-            case "getitem" if given[-1].dtype == torch.bool:  # of a tensor without rows
-                return
+                return [target] * len(results)
+            case "getitem" | "index" | "index_select" | "gather" | "take_along_dim" if first is not None:
+                in_place = len(given) == 1 and first is IN_ORDER  # a slice of all rows
+                return [IN_ORDER if in_place else self._taken(func, args, kwargs)]
             case "split" | "split_with_sizes" | "chunk" if rows is not None and len(rows) == sum(map(len, results)):
                 ends = itertools.accumulate(map(len, results))
-                found = [Entries(rows[end - len(part) : end]) for part, end in zip(results, ends, strict=True)]
+                return [Entries(rows[end - len(part) : end]) for part, end in zip(results, ends, strict=True)]
             case "cat" | "concat":
                 parts = [part for tensor in given if (part := self.of(tensor)) is not None]
                 if len(parts) == len(given) and sum(map(len, parts)) == len(results[0]):
-                    found = [self._moved(torch.cat(parts), results[0])]
+                    return [self._moved(torch.cat(parts), results[0])]
             case "sort" | "argsort" | "flip" | "topk" | "roll" if _is_first_axis(name, args, kwargs):
-                taken, found = self.of(given[0]), [UNKNOWN] * len(results)
-                if name in ("sort", "topk") and taken is not None and given[0].dim() == 1:
-                    found[0] = Entries(taken[results[1]])
-            case "mm" | "matmul" | "einsum" if len(known) > 1 and all(tensor.dim() == 2 for tensor in given):
-                found = [UNKNOWN]  # rows may be moved by a matrix
+                taken, known_by = self.of(given[0]), name in ("sort", "topk") and given[0].dim() == 1
+                values = Entries(taken[results[1]]) if taken is not None and known_by else UNKNOWN
+                return [values, *[UNKNOWN] * (len(results) - 1)]
+            case "mm" | "matmul" | "einsum" if all(tensor.dim() == 2 for tensor in given):
+                if sum(self._entries(tensor) is not None for tensor in given) > 1:
+                    return [UNKNOWN]  # rows may be moved by a matrix
             case "unique" | "masked_select":
-                found = [UNKNOWN] * len(results)
-        for result, entries in zip(results, found, strict=True):
-            self._note(result, entries)
+                return [UNKNOWN] * len(results)
+        return [self._line_by_line(given, result) for result in results]
 
     def _entries(self, tensor: Tensor) -> Entries | None:
         reference, entries = self._known.get(id(tensor), (lambda: None, None))
