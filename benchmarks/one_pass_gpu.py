@@ -28,7 +28,7 @@ from benchmarks import history
 from benchmarks.gpu import Clock, in_training
 from benchmarks.history import Goal
 from benchmarks.networks import bert, perceptron, tokens
-from dropbayes.sampling import split
+from dropbayes.tracing.outputs import split
 from experiments.datasets import digits
 
 N_TRUE, N_FEW, N_SEEDS = 10_000, 50, 10

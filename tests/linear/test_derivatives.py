@@ -11,9 +11,9 @@ from torch.utils import checkpoint
 
 import dropbayes as db
 from dropbayes.linear import covariance, derivatives, variables
-from dropbayes.sampling.inputs import split
 from dropbayes.sampling.inspection import Inspection
 from dropbayes.tracing import Given, Interception
+from dropbayes.tracing.outputs import split
 from tests.sampling.zoo import ZOO, build
 from tests.sampling.zoo.specimens import Module
 

@@ -9,8 +9,9 @@ from torch.utils import _pytree as pytree
 
 import dropbayes as db
 from dropbayes.sampling import Keys, make_plan
-from dropbayes.sampling.inputs import as_inputs, split
+from dropbayes.sampling.inputs import as_inputs
 from dropbayes.sampling.masks import uniform
+from dropbayes.tracing.outputs import split
 from tests.sampling.zoo import ZOO, build
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -680,6 +680,13 @@ def two_experts_each(net, x, chosen):
     return torch.zeros_like(x).index_add(0, order // 2, y)
 
 
+def split_by_counts(net, x, chosen):
+    order, counts = chosen.argsort(stable=True), nn.functional.one_hot(chosen, 3).sum(0).tolist()
+    parts = zip(x[order].split(counts), net.weights, strict=True)
+    y = net.d(torch.cat([net.d(torch.tanh(part @ weight)) for part, weight in parts]))
+    return torch.zeros_like(x).index_copy(0, order, y)
+
+
 def turned(net, x, chosen):
     order = chosen.argsort(stable=True)
     return net.d(torch.tanh(net.a(x[order].flip(0)))).flip(0)[order.argsort()]
@@ -691,8 +698,8 @@ def own_noise(net, x, chosen):
     return (y + 0.3 * torch.randn_like(y) if net.training else y)[order.argsort()]
 
 
-MOVES = [put_at_their_ranks, copied_into_a_buffer, groups_one_after_the_other, groups_by_masks, two_experts_each, turned,
-         own_noise]  # fmt: skip
+MOVES = [put_at_their_ranks, copied_into_a_buffer, groups_one_after_the_other, groups_by_masks, two_experts_each,
+         split_by_counts, turned, own_noise]  # fmt: skip
 
 
 @pytest.mark.parametrize(("move", "masks"), crossed(MOVES, ["shared", "row"]))

@@ -1,14 +1,14 @@
-"""Nested inputs and outputs."""
+"""Nested inputs."""
 
 from collections import UserDict
-from dataclasses import dataclass, field
 
 import pytest
 import torch
 from torch import nn
 
 from dropbayes import predict
-from dropbayes.sampling.inputs import as_inputs, copied_cache, split
+from dropbayes.sampling.inputs import as_inputs, copied_cache
+from tests.tracing.test_outputs import Output
 
 
 def test_rows_are_cut_from_tensors_of_the_batch_size_only():
@@ -38,39 +38,6 @@ def test_rows_lie_on_the_axis_named():
     assert inputs.n_rows == 3
     (leaf,) = inputs.padded_rows(1, 2, 1)
     assert leaf.flatten().tolist() == [1, 4, 7, 10]
-
-
-@dataclass
-class Output:
-    logits: torch.Tensor
-    name: str
-
-
-def test_a_dataclass_is_taken_apart_and_put_together():
-    tensors, structure = split(Output(torch.ones(2), "kept"))
-    rebuilt = structure.build([tensors[0] * 2])
-    assert isinstance(rebuilt, Output) and rebuilt.name == "kept" and rebuilt.logits.tolist() == [2.0, 2.0]
-
-
-def test_dataclasses_inside_others_are_taken_apart_and_put_together():
-    @dataclass
-    class Heads:
-        first: Output
-        others: list
-
-    one, two, three = torch.ones(2), torch.zeros(2), torch.full((2,), 3.0)
-    given = {"heads": Heads(Output(one, "a"), [Output(two, "b"), 4]), "z": three}
-    tensors, structure = split(given)
-    assert all(map(torch.equal, tensors, (one, two, three)))
-    assert structure == split(given)[1] and structure.build(tensors) == given
-    heads = structure.build(range(3), numbers=False)["heads"]
-    assert (heads.first, heads.others[0].logits, heads.others[1]) == (Output(0, None), 1, None)
-
-
-def test_a_tree_keeps_what_is_no_tensor():
-    tensors, structure = split({"x": torch.ones(2), "y": (torch.zeros(1), None)})
-    rebuilt = structure.build([tensor + 1 for tensor in tensors])
-    assert rebuilt["x"].tolist() == [2.0, 2.0] and rebuilt["y"][0].tolist() == [1.0] and rebuilt["y"][1] is None
 
 
 @pytest.mark.parametrize("x", [torch.empty(0, 3), torch.tensor(1.0), {"flag": True}])
@@ -122,20 +89,6 @@ def test_axes_that_are_all_none_make_the_input_one_row():
     x = torch.ones(4, 2)
     assert as_inputs((x, x), row_axis=(None, None)).is_one_row
     assert as_inputs({"x": x}, row_axis={"x": None}).is_one_row
-
-
-def test_a_dataclass_that_computes_its_fields_is_rebuilt():
-    @dataclass(frozen=True)
-    class Derived:
-        mean: torch.Tensor
-        double: torch.Tensor = field(init=False)
-
-        def __post_init__(self):
-            object.__setattr__(self, "double", 2 * self.mean)
-
-    tensors, structure = split(Derived(torch.tensor([3.0])))
-    rebuilt = structure.build([tensor.square() for tensor in tensors])
-    assert (float(rebuilt.mean), float(rebuilt.double)) == (9.0, 36.0)
 
 
 def test_an_empty_cache_of_transformers_is_copied_with_its_layers():

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import dropbayes as db
-from dropbayes.sampling import perceptron_draws as sequential
+from dropbayes.sampling import perceptron as sequential
 from dropbayes.training import EarlyStopping
 from tests.sampling.test_perceptron import NETS, pair
 

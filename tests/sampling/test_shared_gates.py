@@ -45,6 +45,8 @@ GATES = {
     "a number of Python": lambda: random.random() < 0.3,
     "a normal number": lambda: torch.randn(()) < -0.5,
     "uniform_ in place": lambda: torch.empty(()).uniform_(0, 2) < 0.6,
+    "uniform_ below zero": lambda: torch.empty(()).uniform_(-1, 1) < -0.4,
+    "exponential_ above one": lambda: torch.empty(()).exponential_() > 1.2,
 }
 
 

@@ -15,11 +15,12 @@ from torch.utils import _pytree as pytree
 
 import dropbayes as db
 from dropbayes.sampling import Sampling
-from dropbayes.sampling.inputs import as_inputs, split
+from dropbayes.sampling.inputs import as_inputs
 from dropbayes.sampling.inspection import inspect
 from dropbayes.sampling.plan import make_plan
 from dropbayes.sampling.probes import Prober
 from dropbayes.sampling.strategies import ONE_BY_ONE
+from dropbayes.tracing.outputs import split
 from dropbayes.tracing.views import checked_network
 from tests.cases import slow_except
 from tests.sampling.zoo import ZOO, build

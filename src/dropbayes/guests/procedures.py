@@ -19,7 +19,8 @@ from dropbayes.predictive import Prediction, check_outputs
 from dropbayes.predictive.statistics import DRAWS_FIRST, Request, RowStatistics
 from dropbayes.runtime.progress import ProgressBar
 from dropbayes.runtime.validation import check_count, to_tensor
-from dropbayes.sampling import Sampling, function_draw, split
+from dropbayes.sampling import Sampling, function_draw
+from dropbayes.tracing.outputs import split
 from dropbayes.tracing.views import checked_network
 
 

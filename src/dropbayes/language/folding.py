@@ -22,6 +22,7 @@ from torch.utils._pytree import PyTree
 from dropbayes import sampling
 from dropbayes.runtime.rounding import equal_but_for_rounding
 from dropbayes.tracing import Interception
+from dropbayes.tracing.outputs import split
 
 _TEXT = ("input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds")
 # By model, what was checked: that a text alone is the text in a batch, and the keys of steps from a cache.
@@ -54,7 +55,7 @@ class FoldedDraws:
         try:
             with Interception(source):
                 output = sampling.eagerly(view.net.__call__)(**folded)
-            source.finish(sampling.split(output)[0])
+            source.finish(split(output)[0])
         except sampling.UnsupportedStrategy as changed:
             what = f"met other sites than when it was inspected ({changed}): its sites depend on the text"
             remedy = "Use dropbayes.function_draw"

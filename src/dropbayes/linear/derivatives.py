@@ -20,9 +20,10 @@ from torch.utils._pytree import PyTree, tree_map
 
 from dropbayes.linear.points import N_POINTS, gaussian_points
 from dropbayes.linear.variables import MASK_KINDS, SiteValues, SiteVariables, Variable, linear_part
-from dropbayes.sampling import Inputs, Inspection, Keys, Sampling, cloned_leaves, eagerly, rows_first, split
+from dropbayes.sampling import Inputs, Inspection, Keys, Sampling, cloned_leaves, eagerly, rows_first
 from dropbayes.tracing import AtMeans, Interception, Site, SiteNames
 from dropbayes.tracing.generators import keyed_generators
+from dropbayes.tracing.outputs import split
 
 _MAX_UNITS = 4096  # of a site whose masks are laid out; the sum over more is Gaussian enough
 

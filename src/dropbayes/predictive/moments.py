@@ -38,8 +38,8 @@ from dropbayes.sampling import (
     is_current,
     keep_state,
     make_plan,
-    split,
 )
+from dropbayes.tracing.outputs import split
 
 _REPLICATE_DRAWS = 32
 

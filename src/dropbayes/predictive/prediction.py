@@ -14,7 +14,7 @@ from torch.utils._pytree import PyTree
 from dropbayes.predictive.statistics import CLASS_STATISTICS, DRAWS_FIRST
 from dropbayes.runtime.formatting import Printed, Table, count
 from dropbayes.runtime.validation import Array, NumpyArray, check_probability, needed_for
-from dropbayes.sampling import split
+from dropbayes.tracing.outputs import split
 
 if TYPE_CHECKING:
     import pandas

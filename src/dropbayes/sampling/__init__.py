@@ -1,7 +1,7 @@
 """Sampling from a network: its sites, keyed masks, and draws computed in blocks."""
 
 from dropbayes.sampling.functions import draws, evaluation_output, function_draw, is_stochastic, keep_state
-from dropbayes.sampling.inputs import Inputs, as_inputs, cloned_leaves, copied_cache, is_cache, split
+from dropbayes.sampling.inputs import Inputs, as_inputs, cloned_leaves, copied_cache, is_cache
 from dropbayes.sampling.inspection import Inspection, inspect, is_current, sites
 from dropbayes.sampling.masks import Keys, derived_seed, keep_mask
 from dropbayes.sampling.perceptron import Perceptron, as_perceptron
@@ -61,5 +61,4 @@ __all__ = [
     "result_dtype",
     "rows_first",
     "sites",
-    "split",
 ]

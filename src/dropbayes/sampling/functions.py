@@ -11,18 +11,20 @@ from torch import nn
 from torch.utils._pytree import PyTree
 
 from dropbayes.runtime.validation import check_choice
-from dropbayes.sampling.inputs import Inputs, as_inputs, cloned_leaves, is_cache, split
+from dropbayes.sampling.inputs import Inputs, as_inputs, cloned_leaves, is_cache
 from dropbayes.sampling.inspection import Inspection, forget, inspect
 from dropbayes.sampling.masks import Keys
 from dropbayes.sampling.perceptron import as_perceptron
 from dropbayes.sampling.plan import MASKS, make_plan, mask_spec, move_row_axis
 from dropbayes.sampling.profile import Profile
+from dropbayes.sampling.routing import SentSource
 from dropbayes.sampling.settings import Sampling, check_sampling
-from dropbayes.sampling.source import KeyedSource, MaskSpec, SentSource, UnsupportedStrategy
+from dropbayes.sampling.source import KeyedSource, MaskSpec, UnsupportedStrategy
 from dropbayes.sampling.strategies import ONE_BY_ONE, Strategy, Work, evaluate
 from dropbayes.sampling.trials import chosen_strategy
 from dropbayes.tracing import Interception, Ones
 from dropbayes.tracing.generators import HostDraws, names_generators
+from dropbayes.tracing.outputs import split
 from dropbayes.tracing.states import NetworkState
 from dropbayes.tracing.transforms import outside_transforms
 from dropbayes.tracing.views import View, checked_network, eagerly

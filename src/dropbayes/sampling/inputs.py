@@ -1,4 +1,4 @@
-"""Inputs cut into rows, and outputs flattened and rebuilt: what a network takes and gives, as trees of tensors."""
+"""Inputs cut into rows: what a network takes, as a tree of tensors."""
 
 import contextlib
 import copy
@@ -137,9 +137,6 @@ class Inputs:
                     exact = some.double().nan_to_num()
                     size += torch.stack([exact.mean(1), exact.abs().amax(1)], 1).cpu()
         return sizes
-
-
-_PLAIN = (bool, int, float, str, type(None))
 
 
 def _with_altered_copy(leaf: PyTree, axis: int | None) -> PyTree:
@@ -298,72 +295,3 @@ def _tensors(x: PyTree) -> PyTree:
 
 
 _ONE_ARGUMENT = pytree.tree_flatten(((torch.empty(0),), {}))[1]
-
-
-@dataclasses.dataclass(frozen=True)
-class Structure:
-    """The structure of an output without its tensors, from which it is rebuilt with others."""
-
-    leaves: tuple[PyTree, ...]  # a dataclass is a structure of its own
-    spec: pytree.TreeSpec
-    dataclass: Any = None
-
-    def build(self, tensors: Iterable[Any], *, numbers: bool = True) -> PyTree:
-        """The output with `tensors` in place of its own, in order; without `numbers`, None for all else."""
-        remaining = iter(tensors)
-
-        def leaf_of(leaf: PyTree) -> PyTree:
-            if isinstance(leaf, Structure):
-                return leaf.build(remaining, numbers=numbers)
-            return next(remaining) if leaf is _TENSOR else leaf if numbers else None
-
-        tree = pytree.tree_unflatten(map(leaf_of, self.leaves), self.spec)
-        if self.dataclass is None:
-            return tree
-        made = object.__new__(self.dataclass)  # its own `__init__` may take other arguments, or compute fields anew
-        for name, value in tree.items():
-            object.__setattr__(made, name, value)
-        return made
-
-
-_TENSOR = object()  # in the place of a tensor
-
-
-def split(output: PyTree) -> tuple[list[Tensor], Structure]:
-    """The tensors of an output, and the structure around them; what is no tree of tensors, as a cache, becomes None."""
-    tensors = list[Tensor]()
-    structure = _structure(output, tensors)
-    unusual = [f"{t.layout} {t.dtype}{' nested' * t.is_nested}" for t in tensors if not _is_ordinary(t)]
-    if unusual or not tensors:
-        raise TypeError(
-            "`net` must return dense tensors, alone or in a tuple, dict or dataclass; got "
-            f"{unusual[0] if unusual else type(output).__name__}. Return the tensors it is made of, such as the mean "
-            "and the variance of a distribution; of others to_dense(), to_padded_tensor(0.0), dequantize() or float()."
-        )
-    return tensors, structure
-
-
-def _is_ordinary(tensor: Tensor) -> bool:
-    """Whether a tensor is dense, and of a dtype that torch computes in."""
-    is_dense = tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized)
-    return is_dense and not (tensor.is_floating_point() and tensor.dtype.itemsize == 1)
-
-
-def _structure(output: PyTree, tensors: list[Tensor]) -> Structure:
-    """The structure of an output, whose tensors are added to `tensors` in order."""
-    of = type(output) if _is_dataclass(output) else None
-    if of is not None:
-        output = {field.name: getattr(output, field.name) for field in dataclasses.fields(output)}
-    leaves, spec = pytree.tree_flatten(output, is_leaf=_is_dataclass)
-    for index, leaf in enumerate(leaves):
-        if isinstance(leaf, Tensor):
-            tensors.append(leaf)
-            leaves[index] = _TENSOR
-        elif not isinstance(leaf, _PLAIN):
-            leaves[index] = _structure(leaf, tensors) if _is_dataclass(leaf) else None
-    return Structure(tuple(leaves), spec, of)
-
-
-def _is_dataclass(value: PyTree) -> bool:
-    kind = type(value)
-    return dataclasses.is_dataclass(kind) and not issubclass(kind, Mapping) and kind not in pytree.SUPPORTED_NODES

@@ -22,7 +22,7 @@ from torch.utils._pytree import PyTree
 
 from dropbayes.runtime.devices import autocast_dtype, is_out_of_memory
 from dropbayes.runtime.rounding import equal_but_for_rounding
-from dropbayes.sampling.inputs import Inputs, as_inputs, cloned_leaves, split
+from dropbayes.sampling.inputs import Inputs, as_inputs, cloned_leaves
 from dropbayes.sampling.layouts import Layouts, output_layouts, row_of, site_layouts, site_names, whole_arguments
 from dropbayes.sampling.masks import named_site
 from dropbayes.sampling.probes import Probe, ProbeFailed, Prober, RowsDepend
@@ -33,6 +33,7 @@ from dropbayes.sampling.strategies import Strategy
 from dropbayes.sampling.training_mode import check_accounted, check_masks_differ, check_repeatable, training_probe
 from dropbayes.tracing import Neutral, Ones, RowLayout, SharedWrite, Site, Sites, Source, reads_of, view_at_sites
 from dropbayes.tracing.generators import UNSEEDED, keyed_generators, names_generators, unmoved_globals
+from dropbayes.tracing.outputs import split
 from dropbayes.tracing.states import NetworkState
 from dropbayes.tracing.views import Flags, View, check_modules, checked_network, eagerly
 
@@ -180,7 +181,9 @@ def forget(net: nn.Module) -> None:
 
 def _inspect(net: nn.Module, inputs: Inputs, ignored: tuple[str, ...], positions: bool) -> Inspection:
     """Autocast is off unless the network needs it, so that outputs differ only by the rounding of full precision."""
-    _check_names(net, ignored)
+    known = {one for name, module in net.named_modules() for one in (name, type(module).__name__)}
+    if unknown := [name for name in ignored if name not in known]:
+        raise ValueError(f"`ignore_modules` must name modules or classes of `net`; {unknown[0]!r} is none.")
     if autocast_dtype(inputs.device) is None:
         return _inspect_in(net, inputs, ignored, positions)
     try:
@@ -279,7 +282,7 @@ def _sites_of_rows(probes: list[Probe], n_rows: int) -> tuple[tuple[Site, ...], 
         if of_parts := _sites_of_parts(probes):  # a row may have several entries in one place
             lie = [s.name in of_parts and (s.layout is None or "rand" not in s.kind) for s in sites]
             return tuple(replace(s, layout=RowLayout(0, 0)) if p else s for s, p in zip(sites, lie, strict=True)), False
-        if any(probe.watch.has_dynamic_shapes for probe in probes):
+        if any(probe.watch.sends_rows for probe in probes):
             some = RowLayout(0, 0)  # rows are sent to different places: a site without an axis for all may hold some
             sites = tuple(replace(s, layout=some) if s.layout is None and len(s.shape) > 1 else s for s in sites)
         return sites, together and batch.watch.ranked == alone.watch.ranked
@@ -296,7 +299,7 @@ def _skips_sites(probes: list[Probe]) -> bool:
     """Whether a draw, or a row among others, may skip sites, which are then known by name and not by number."""
     reads = reads_of(*(probe.watch for probe in probes))
     branches = any(drawn for drawn, _, _ in reads) or any(probe.host.moved for probe in probes)
-    return branches or any(probe.watch.has_dynamic_shapes for probe in probes)
+    return branches or any(probe.watch.sends_rows for probe in probes)
 
 
 def _sites_of_all_branches(
@@ -352,13 +355,14 @@ def _profile(batch: Probe, alone: Probe, probes: list[Probe], n_rows: int) -> Pr
         rows_depend=any(rowed and number and not drawn for drawn, rowed, number in reads)
         or any(probe.host.left != batch.host.left for probe in probes),  # other numbers of the host for other rows
         draws_branch=draws_branch,
+        gates=_gates(probes) if draws_branch else (),
         asks_counts=not any(drawn for drawn, _, _ in reads_of(*(probe.watch for probe in probes), counts=False)),
         rows_branch=rows_branch,
         numbers_vary=any(probe.watch.numbers != probes[0].watch.numbers for probe in probes),
         reorders=any(probe.watch.reorders for probe in probes),
         ranks_rows=any(how != "sort" for how, _ in ranked),
         sorts_rows={how for how, _ in ranked} == {"sort"},
-        are_sent=any(probe.watch.has_dynamic_shapes for probe in probes),
+        are_sent=any(probe.watch.sends_rows for probe in probes),
         sends_parts=bool(_sites_of_parts(probes)),
         by_name=by_name,
         host_random=any(probe.host.moved for probe in probes),
@@ -368,10 +372,13 @@ def _profile(batch: Probe, alone: Probe, probes: list[Probe], n_rows: int) -> Pr
     )
 
 
-def _check_names(net: nn.Module, ignored: tuple[str, ...]) -> None:
-    known = {one for name, module in net.named_modules() for one in (name, type(module).__name__)}
-    if unknown := [name for name in ignored if name not in known]:
-        raise ValueError(f"`ignore_modules` must name modules or classes of `net`; {unknown[0]!r} is none.")
+def _gates(probes: list[Probe]) -> tuple[tuple[str, float], ...]:
+    """The sites of single numbers that decide, by nothing but their sides of one number each, the path of a draw."""
+    others = any(drawn for drawn, _, _ in reads_of(*(probe.watch for probe in probes), gates=False))
+    gates = probes[0].recorder.gates  # of a batch: alone, a number for each row is a single one, too
+    sides = tuple((name, at) for name, at in gates.items() if at is not None)
+    alike = all(probe.recorder.gates.get(name, at) == at for probe in probes for name, at in sides)
+    return sides if alike and not others and len(sides) == len(gates) else ()
 
 
 def _evaluation_probe(prober: Prober) -> tuple[Inputs, Probe]:

@@ -21,7 +21,7 @@ and key).
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,7 +127,7 @@ class Positions:
 
 
 def keep_mask(
-    keys: Keys, site: int, *, drop_prob: float, draws: range, rows: range | None, shape: tuple[int, ...],
+    keys: Keys, site: int, *, drop_prob: float, draws: Sequence[int], rows: range | None, shape: tuple[int, ...],
     dtype: torch.dtype, device: torch.device, units: Units | None = None,
 ) -> Tensor:  # fmt: skip
     """The 0/1 masks of one site, `[draw, *shape]`, or `[draw, row, *shape]` where each of some `rows` has its own.
@@ -139,7 +139,7 @@ def keep_mask(
 
 
 def uniform(
-    keys: Keys, site: int, *, draws: range, rows: range | None, shape: tuple[int, ...], device: torch.device,
+    keys: Keys, site: int, *, draws: Sequence[int], rows: range | None, shape: tuple[int, ...], device: torch.device,
     units: Units | None = None,
 ) -> Tensor:  # fmt: skip
     """Uniforms in (0, 1) in float64, `[draw, *shape]` or `[draw, row, *shape]`, keyed as in `keep_mask`."""
@@ -215,11 +215,13 @@ def derived_seed(keys: Keys, draw: int, row: int) -> int:
     return fold(keys.word, _HOST, draw, row)
 
 
-def _words(keys: Keys, site: int, draws: range, rows: range | None, units: int | Units, device: torch.device) -> Tensor:
+def _words(
+    keys: Keys, site: int, draws: Sequence[int], rows: range | None, units: int | Units, device: torch.device
+) -> Tensor:
     """Signed 32-bit words, uniform over their range: `[draw, unit]` or `[draw, row, unit]`."""
     n_units, numbers = (units, None) if isinstance(units, int) else (0, units.numbers(device))
     if keys.sampler == "independent":
-        streams = _hash(keys.stream(site, _DRAW), draws.start, draws.stop, device)[:, None]
+        streams = _hash_numbers(keys.stream(site, _DRAW), torch.tensor(draws, device=device))[:, None]
         if numbers is None:
             words = _hash_rows(streams, rows or range(1), n_units, device)
             return words if rows is None else words.reshape(len(draws), len(rows), n_units)
@@ -259,19 +261,21 @@ def _halves(key: int | Tensor, numbers: Tensor) -> Tensor:
     return torch.where(numbers % 2 == 1, words >> 32, words).to(torch.int32)
 
 
-def _lattice(keys: Keys, draws: range, places: Tensor) -> Tensor:
+def _lattice(keys: Keys, draws: Sequence[int], places: Tensor) -> Tensor:
     r"""The permuted lattice $\pi_k(t)/T$ of every unit $k$ as 32-bit words, `[draw, unit]`, draws innermost."""
     table = permuted_lattices(keys.n_draws, places.device)
-    return table.view(-1).unfold(0, len(draws), 1)[places + draws.start].t()
+    if [*draws] == [*range(draws[0], draws[0] + len(draws))]:
+        return table.view(-1).unfold(0, len(draws), 1)[places + draws[0]].t()
+    return table.view(-1)[places[:, None] + torch.tensor(draws, device=places.device)].t()
 
 
-def _row_lattice(keys: Keys, draws: range, rows: range, places: Tensor) -> Tensor:
+def _row_lattice(keys: Keys, draws: Sequence[int], rows: range, places: Tensor) -> Tensor:
     """The lattices of rows that each begin at a draw of their own, `[draw, row, unit]`.
 
     Rows that began at the same one would be correlated over the draws of a seed, and more draws would not change that.
     """
     turns = _shift_right(_hash(keys.stream(-1, _TURN), rows.start, rows.stop, places.device), 32)
-    positions = (torch.arange(draws.start, draws.stop, device=places.device)[:, None] + turns) % keys.n_draws
+    positions = (torch.tensor(draws, device=places.device)[:, None] + turns) % keys.n_draws
     if positions.numel() >= keys.n_draws:
         return _lattice(keys, range(keys.n_draws), places).contiguous()[positions]
     return permuted_lattices(keys.n_draws, places.device).view(-1)[positions[..., None] + places]

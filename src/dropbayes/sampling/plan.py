@@ -23,13 +23,22 @@ from dropbayes.runtime.validation import check_choice
 from dropbayes.sampling.inputs import Inputs
 from dropbayes.sampling.inspection import Inspection, compared_rows, forget, inspect
 from dropbayes.sampling.masks import Keys, Positions
-from dropbayes.sampling.perceptron import Perceptron, as_perceptron
-from dropbayes.sampling.perceptron_draws import perceptron_moments, prepare
+from dropbayes.sampling.perceptron import Perceptron, as_perceptron, perceptron_moments, prepare
 from dropbayes.sampling.profile import Profile
 from dropbayes.sampling.sequences import sequence_lengths
 from dropbayes.sampling.settings import Sampling
 from dropbayes.sampling.source import MaskSpec, NetworkChanged, UnknownSite, UnsupportedStrategy
-from dropbayes.sampling.strategies import BY_BRANCH, DRAW_BY_DRAW, FOLDED, MAPPED, ONE_BY_ONE, Strategy, Work, evaluate
+from dropbayes.sampling.strategies import (
+    BY_BRANCH,
+    BY_PATH,
+    DRAW_BY_DRAW,
+    FOLDED,
+    MAPPED,
+    ONE_BY_ONE,
+    Strategy,
+    Work,
+    evaluate,
+)
 from dropbayes.sampling.streaming import mean_over_draws
 from dropbayes.sampling.trials import agrees, chosen_strategy, first_that_agrees, learned_sites
 from dropbayes.tracing import RowLayout
@@ -104,7 +113,7 @@ class Plan:
     @property
     def rows_at_once(self) -> int:
         """The rows that go through the network in one pass, those of folded draws included."""
-        return self.block_rows * (self.chunk_draws if self.strategy.draws == "folded" else 1)
+        return self.block_rows * (self.chunk_draws if self.strategy in (FOLDED, BY_PATH) else 1)
 
     def replicate(self, number: int) -> Plan:
         """The plan with draws that are independent of those of other replicates."""
@@ -134,7 +143,7 @@ class Plan:
                     break
                 except UnsupportedStrategy as changed:
                     some, seen = inputs.block(rows.start, rows.stop), plan.inspection
-                    if isinstance(changed, UnknownSite) and plan.strategy in (FOLDED, DRAW_BY_DRAW):
+                    if isinstance(changed, UnknownSite) and plan.strategy.rows == "together":
                         plan = plan._with_sites_of(some, first_row + rows.start, changed.args[0])
                         if plan.strategy.draws == "single":
                             size = 1  # others may follow: the draws before them are not to be repeated
@@ -243,9 +252,8 @@ class Plan:
         if self.profile.rows_branch and self.profile.sites_have_rows and rows.start == 0:
             self._check_branches(work, outputs)
         self.inspection.largest_block = max(self.inspection.largest_block, n_pairs)
-        if not self.spec.integrate:
-            return Block(rows, draws, outputs)
-        return Block(rows, draws, outputs[:-1], [mean_over_draws(outputs[-1])])
+        variances = [mean_over_draws(outputs.pop())] if self.spec.integrate else None
+        return Block(rows, draws, outputs, variances)
 
     def _check_operations(self, known: Inspection, work: Work, inputs: Inputs, rows: range) -> None:
         """Tries the strategy once more on another branch than before, which a global or an argument may have chosen."""
@@ -283,7 +291,7 @@ class Plan:
             return
         equal = functools.partial(equal_but_for_rounding, offsets=False, precision=autocast_dtype(work.inputs.device))
         for draw, several in together.items():
-            apart = [out[draw - work.draws.start, :n_rows][None] for out in outputs]
+            apart = [out[work.draws.index(draw), :n_rows][None] for out in outputs]
             if not all(map(equal, several, apart)):
                 raise ValueError(
                     "`net` chooses a branch by a value that it takes from all rows of a batch: its rows depend on "
@@ -413,6 +421,7 @@ def _fitting_pairs(plan: Plan) -> int:
     # Mapped over draws, the layers before the first site are computed once for all of them.
     pairs = plan.working_bytes // max(profile.suffix_bytes if way == "mapped" else profile.pass_bytes, 1)
     assert plan.inspection is not None
+    pairs = pairs // len(plan.draws) if plan.strategy == BY_PATH else pairs  # at most all draws take one path
     return max(1, min(pairs, plan.inspection.most_rows) if way == "folded" else pairs)
 
 

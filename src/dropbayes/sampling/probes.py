@@ -14,10 +14,11 @@ from torch.utils._pytree import PyTree
 
 from dropbayes.runtime.devices import is_out_of_memory
 from dropbayes.runtime.rounding import equal_but_for_rounding
-from dropbayes.sampling.inputs import Inputs, Structure, cloned_leaves, split
+from dropbayes.sampling.inputs import Inputs, cloned_leaves
 from dropbayes.tracing import NEUTRAL, AtMeans, Interception, Neutral, Recorder, SharedWrite, SiteNames, Watch, is_ours
 from dropbayes.tracing.generators import HostDraws
 from dropbayes.tracing.operations import tensor_leaves
+from dropbayes.tracing.outputs import Structure, split
 from dropbayes.tracing.states import description, is_object
 from dropbayes.tracing.views import Flags, View, eagerly
 from dropbayes.tracing.watch import storage

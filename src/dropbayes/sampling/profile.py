@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from dropbayes.runtime.validation import check_keep_prob
-from dropbayes.sampling.inputs import Structure
 from dropbayes.tracing import RowLayout, Site
+from dropbayes.tracing.outputs import Structure
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Profile:
     rows_depend: bool = False  # Python reads a number, or the host draws some, by the rows: each row runs alone
     numbers_vary: bool = False  # and that number is another for another row, or for a batch
     draws_branch: bool = False  # Python reads a value that depends on a draw: the draws run one at a time
+    gates: tuple[tuple[str, float], ...] = ()  # unless it is on which side of this number that of a site lies
     asks_counts: bool = False  # unless it is nothing but which places have entries, and those can be followed
     rows_branch: bool = False  # and that depends on the rows as well: each row of each draw runs alone
     reorders: bool = False  # entries are taken by indices that depend on values: it may sort rows and put them back

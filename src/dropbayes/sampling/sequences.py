@@ -20,7 +20,6 @@ from dropbayes.tracing.views import Flags
 
 # The increases in length: the network's own (or its encoder's), its decoder's, and one that it attends to.
 _LONGER = ((1, 2, 4), (3, 5, 9))
-_SHORTER = tuple(tuple(-by for by in growth) for growth in _LONGER)
 
 _SEQUENCES = ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids", "position_ids", "cache_position")
 _WITHOUT = "leave `positions` out (generating and scoring texts need it)"
@@ -152,7 +151,7 @@ def _probes(
 ) -> tuple[tuple[tuple[int, ...], ...], list[Probe]]:
     """Probes of inputs of two other lengths, and how much longer (or shorter) their sequences are."""
     failure: Exception | None = None
-    for growths in (_LONGER, _SHORTER):
+    for growths in (_LONGER, tuple(tuple(-by for by in growth) for growth in _LONGER)):
         try:
             probes = [prober(_resize(prober.inputs, axes, by), flags) for by in growths]
         except (ProbeFailed, ValueError) as failed:

@@ -8,7 +8,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,9 +28,7 @@ from dropbayes.tracing import (
     scaled_product,
     version,
 )
-from dropbayes.tracing.entries import RowsOfEntries, place_among_own
 from dropbayes.tracing.generators import SENTINEL_SEED
-from dropbayes.tracing.operations import Arguments, NamedArguments, Operation, operands
 from dropbayes.tracing.sites import is_checkpointed
 from dropbayes.tracing.transforms import add_batch_dim, is_batched, is_mapped, maps_randomly, transform_depth, unmapped
 
@@ -73,6 +71,7 @@ class SiteSource(Source):
         self.profile, self.names, self.ignored = profile, names, ignored
         named = profile.by_name or (alone and profile.reads_rows)  # alone, a row may take a branch of its own
         self.by_name = {site.name: site for site in profile.sites} if named else {}
+        self.gates = dict(profile.gates)
 
     def is_off(self, training: bool) -> bool:
         return self.is_ignored() or not (training or is_ours(self.names.caller()[1]))
@@ -100,8 +99,8 @@ class KeyedSource(SiteSource):
     """
 
     def __init__(
-        self, spec: MaskSpec, draws: range, rows: range, *, folded: bool, rows_mapped: bool = False,
-        among: range | None = None, made: Made | None = None, learned: dict[str, Site] | None = None,
+        self, spec: MaskSpec, draws: Sequence[int], rows: range, *, folded: bool, rows_mapped: bool = False,
+        among: Sequence[int] | None = None, made: Made | None = None, learned: dict[str, Site] | None = None,
         pairs: tuple[Tensor, Tensor] | None = None,
     ) -> None:  # fmt: skip
         # One row of one draw, or several that read the same: its sites may depend on its values.
@@ -362,7 +361,7 @@ class KeyedSource(SiteSource):
             make = uniform if drop_prob is None else functools.partial(keep_mask, drop_prob=drop_prob, dtype=dtype)
             numbers = make(self.spec.keys, site_number(site), draws=among, rows=None, shape=shape, device=device)
             self._made[key] = (numbers if drop_prob is None else numbers * keep_scale(drop_prob)).unbind()
-        return self._made[key][self.draws.start - among.start]
+        return self._made[key][among.index(self.draws[0])]
 
     def _uniforms(self, site: Site, shape: tuple[int, ...], device: torch.device) -> Tensor:
         words = self._numbers(site, shape, functools.partial(uniform, device=device))
@@ -378,7 +377,7 @@ class KeyedSource(SiteSource):
         """The masks of a trial: real numbers, among many units zeros and ones as well; after two draws these alone."""
         # Around 1 or -1: where a non-linearity saturates, a sign is seen, and a large number is not.
         real = torch.where(words < 0.25, -0.5 - words, 0.5 + words)
-        draws = torch.arange(self.draws.start, self.draws.stop, device=words.device)
+        draws = torch.tensor(self.draws, device=words.device)
         is_mask = self.spec.trial & (draws > 1).view(-1, *(1,) * (words.dim() - 1))
         n_units = math.prod(shape[1:] if self._has_parts(site) else shape)
         some = (words - 0.5).abs() < (0.2 if n_units >= 8 else 0.0)  # of few, zeros would hide what they close
@@ -386,7 +385,9 @@ class KeyedSource(SiteSource):
 
     def _numbers(self, site: Site, shape: tuple[int, ...], generate: Callable[..., Tensor]) -> Tensor:
         """The numbers of this run's draws."""
-        make = functools.partial(generate, self.spec.keys, draws=self.draws, rows=self._mask_rows(site))
+        paths = self.spec.trial and site.name in self.gates  # which several draws take
+        draws = tuple(draw // 4 for draw in self.draws) if paths else self.draws
+        make = functools.partial(generate, self.spec.keys, draws=draws, rows=self._mask_rows(site))
         positions = self.spec.positions
         if positions is not None:
             return positions.generate(site, shape, make)
@@ -513,75 +514,6 @@ class KeyedSource(SiteSource):
         if self.rows_mapped:
             return self._hide(x.unflatten(0, (len(self.draws), len(self.rows), -1)), 2)
         return x if self.level is None else add_batch_dim(x.unflatten(0, (len(self.draws), -1)), 0, self.level)
-
-
-class SentSource(KeyedSource):
-    """The masks of rows that are sorted or sent to places, whole or in parts: each entry has those that it has alone.
-
-    Entries are followed from the input on; each belongs to a pair of a draw and a row.
-    """
-
-    def follow(self, paths: Mapping[int, str], inputs: Sequence[Tensor]) -> None:
-        super().follow(paths, inputs)
-        self._entries = RowsOfEntries(len(self.draws) * len(self.rows), inputs)
-        self._moved: Tensor | None = None  # the pairs of the entries at a site, unless they stand in order
-
-    def after(self, func: Operation, args: Arguments, kwargs: NamedArguments, result: object) -> None:
-        self._entries.follow(func, args, kwargs, operands((result,)))
-
-    def keep(self, kind: str, drop_prob: float, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        self._followed = like
-        return super().keep(kind, drop_prob, shape, like)
-
-    def dropout(self, kind: str, x: Tensor, drop_prob: float, shape: tuple[int, ...], inplace: bool) -> Tensor:
-        self._followed = self._followed if kind == "attention" else x  # whose weights have the rows of the queries
-        return super().dropout(kind, x, drop_prob, shape, inplace)
-
-    def uniform(self, kind: str, drop_prob: float | None, shape: tuple[int, ...], device: torch.device) -> Tensor:
-        self._followed = self.like
-        return super().uniform(kind, drop_prob, shape, device)
-
-    def attention(self, query: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
-        self._followed = query
-        return super().attention(query, *args, **kwargs) if self._entries.are_in_order(query) else None
-
-    def _layout(self, site: Site, shape: tuple[int, ...]) -> tuple[RowLayout | None, tuple[int, ...]]:
-        self._moved = self._sent(site)
-        return super()._layout(site, shape) if self._moved is None else (None, shape)
-
-    def _sent(self, site: Site) -> Tensor | None:
-        """The pair of each entry at a site, unless all stand in order, or one mask fits them all."""
-        layout, tensor = site.layout, self._followed
-        fits_all = len(self.draws) == 1 and self._mask_rows(site) is None and not self._has_parts(site)
-        if layout is None or (fits_all and layout.inner < 2):
-            return None
-        pairs = None if tensor is None or layout.axis else self._entries.of(tensor)
-        guesses = len(self.draws) == 1 or not self.spec.profile.sorts_rows  # of numbers that may be for any entries
-        if layout.inner and (guesses if tensor is None else self._entries.are_in_order(tensor)):
-            return None
-        if pairs is None:
-            raise UnsupportedStrategy("a mask for entries that cannot be followed")
-        return pairs
-
-    def _mask(self, site: Site, drop_prob: float, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        return self._placed(site, shape, lambda shape: super(SentSource, self)._mask(site, drop_prob, shape, like))
-
-    def _uniforms(self, site: Site, shape: tuple[int, ...], device: torch.device) -> Tensor:
-        return self._placed(site, shape, lambda shape: super(SentSource, self)._uniforms(site, shape, device))
-
-    def _placed(self, site: Site, shape: tuple[int, ...], make: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
-        """The numbers of each entry, among those made for as many entries as a row has."""
-        if (pairs := self._moved) is None:
-            return make(shape)
-        draws, rows, n_pairs = pairs // len(self.rows), pairs % len(self.rows), len(self.draws) * len(self.rows)
-        place, most = place_among_own(pairs, n_pairs)
-        inner = max(1, cast(RowLayout, site.layout).inner)
-        if most > inner and not self._has_parts(site):
-            raise UnsupportedStrategy("more entries of a row than it has alone")
-        own = (most if self._has_parts(site) else inner, *shape[1:])
-        numbers = make(own)
-        numbers = numbers.expand(*numbers.shape[: -len(own)], *own)  # tied positions
-        return numbers[None, draws, place] if self._mask_rows(site) is None else numbers[None, draws, rows, place]
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -6,7 +6,7 @@ a time, is the law: the other strategies must give what it gives.
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Self
 
@@ -15,11 +15,13 @@ from torch import Tensor
 from torch.utils._pytree import PyTree
 
 from dropbayes.runtime.devices import is_out_of_memory
-from dropbayes.sampling.inputs import Inputs, cloned_leaves, split
+from dropbayes.sampling.inputs import Inputs, cloned_leaves
 from dropbayes.sampling.masks import derived_seed
-from dropbayes.sampling.source import KeyedSource, Made, MaskSpec, NetworkChanged, Parted, SentSource
+from dropbayes.sampling.routing import GroupedSource, SentSource, same_paths
+from dropbayes.sampling.source import KeyedSource, Made, MaskSpec, NetworkChanged, Parted
 from dropbayes.tracing import Interception, RowLayout, Site, UnsupportedStrategy
 from dropbayes.tracing.generators import keyed_generators, seed_generators
+from dropbayes.tracing.outputs import split
 from dropbayes.tracing.transforms import transform_depth
 from dropbayes.tracing.views import View, eagerly
 
@@ -35,6 +37,7 @@ class Strategy:
 
 
 FOLDED = Strategy("folded", "together", "folded")
+BY_PATH = Strategy("single", "together", "path by path")  # those that take one path through the network folded
 MAPPED = Strategy("mapped", "together", "mapped")
 MAPPED_ROWS = Strategy("mapped", "mapped", "mapped over rows")
 BY_BRANCH = Strategy("mapped", "parted", "branch by branch")
@@ -50,9 +53,9 @@ class Work:
     network: Callable[[], View]  # the view to run: a new one each time if the network has a state
     inputs: Inputs
     leaves: list[PyTree]
-    draws: range
+    draws: Sequence[int]
     rows: range
-    among: range | None = None  # the draws that run one after the other, if this is one of them
+    among: Sequence[int] | None = None  # the draws that run one after the other, if this is one of them
     made: Made = field(default_factory=dict)  # and what was made for them at once
     learned: dict[str, Site] | None = None  # where sites that were not met before are noted; None if there are none
     pairs: int = 8  # of a draw and a row, in one pass, where they may take different branches
@@ -76,8 +79,10 @@ def _evaluate(strategy: Strategy, spec: MaskSpec, work: Work) -> list[Tensor]:
     if strategy.rows == "single" and len(work.rows) > 1:
         outputs = [_evaluate(strategy, spec, work.row(index)) for index in range(len(work.rows))]
         return [torch.cat(tensors, dim=1) for tensors in zip(*outputs, strict=True)]
+    if strategy == BY_PATH and len(work.draws) > 1:
+        return _fold_paths(spec, work)
     if strategy.draws == "single" and len(work.draws) > 1:
-        singles = [replace(work, draws=work.draws[i : i + 1], among=work.draws) for i in range(len(work.draws))]
+        singles = [replace(work, draws=range(draw, draw + 1), among=work.draws) for draw in work.draws]
         runs = [_evaluate(strategy, spec, one) for one in singles]
         return [torch.cat(tensors) for tensors in zip(*runs, strict=True)]
     if strategy == BY_BRANCH:
@@ -108,7 +113,8 @@ def _run(source: KeyedSource, work: Work, leaves: list[PyTree]) -> list[Tensor]:
 def _fold(spec: MaskSpec, work: Work) -> list[Tensor]:
     """Draws and rows as one batch, draws outermost."""
     n_draws, n_rows = len(work.draws), len(work.rows)
-    source = (SentSource if spec.profile.moves_rows and n_draws * n_rows > 1 else KeyedSource)(
+    one_path = GroupedSource if spec.profile.gates and n_draws > 1 else KeyedSource
+    source = (SentSource if spec.profile.moves_rows and n_draws * n_rows > 1 else one_path)(
         spec, work.draws, work.rows, folded=True, among=work.among, made=work.made, learned=work.learned
     )
     leaves = [_repeat(leaf, axis, n_draws) for leaf, axis in zip(work.leaves, work.inputs.axes, strict=True)]
@@ -119,6 +125,20 @@ def _fold(spec: MaskSpec, work: Work) -> list[Tensor]:
     elif spec.profile.seeds_torch:
         seed_generators(None)
     return [rows_first(out, layout, n_draws, n_rows) for out, layout in _with_layouts(spec, _run(source, work, leaves))]
+
+
+def _fold_paths(spec: MaskSpec, work: Work) -> list[Tensor]:
+    """The draws that take one path through the network folded, path by path."""
+    groups, runs = same_paths(spec, work.draws), list[list[Tensor]]()
+    for group in groups:
+        try:
+            runs.append(_fold(spec, replace(work, draws=group)))
+        except UnsupportedStrategy:
+            if spec.trial:
+                raise
+            runs.append(_evaluate(DRAW_BY_DRAW, spec, replace(work, draws=group, made={})))  # a path that no trial took
+    order = torch.tensor([draw for group in groups for draw in group]).argsort()
+    return [torch.cat(tensors)[order] for tensors in zip(*runs, strict=True)]
 
 
 def _repeat(leaf: PyTree, axis: int | None, n_draws: int) -> PyTree:

@@ -24,6 +24,7 @@ from dropbayes.sampling.probes import double_inputs
 from dropbayes.sampling.source import MaskSpec, UnsupportedStrategy
 from dropbayes.sampling.strategies import (
     BY_BRANCH,
+    BY_PATH,
     DRAW_BY_DRAW,
     FOLDED,
     MAPPED,
@@ -57,12 +58,12 @@ def chosen_strategy(inspection: Inspection, inputs: Inputs, spec: MaskSpec, *, i
     shares_prefix = profile.prefix_share > least_share and saved >= least_saved
     key = (spec.per_row, shares_prefix, spec.positions is None, autocast_dtype(inputs.device))
     if key not in inspection.strategies:
-        candidates = _candidates(spec, shares_prefix, inputs.is_one_row)
+        candidates = _candidates(spec, shares_prefix, inputs.is_one_row, device == "cpu")
         inspection.strategies[key] = first_that_agrees(inspection, inputs, spec, candidates)
     return inspection.strategies[key]
 
 
-def _candidates(spec: MaskSpec, shares_prefix: bool, is_one_row: bool) -> list[Strategy]:
+def _candidates(spec: MaskSpec, shares_prefix: bool, is_one_row: bool, on_cpu: bool) -> list[Strategy]:
     """The strategies worth a trial, from the fastest on; the plain loop needs none."""
     profile, per_row = spec.profile, spec.per_row
     together = is_one_row or not (profile.rows_depend or profile.one_row)
@@ -74,11 +75,8 @@ def _candidates(spec: MaskSpec, shares_prefix: bool, is_one_row: bool) -> list[S
     if profile.rows_branch or (in_turn and rows_apart):
         return apart
     if in_turn:
-        # Of a small network, the draws that go one way are one pass; of many gates or ways, each draw goes its own.
-        gates = [site for site in profile.sites if site.is_random and not site.layout and math.prod(site.shape) == 1]
-        is_small = len(gates) <= 2 and profile.prefix_cost + profile.suffix_cost < _SMALL_NETWORK
-        is_small &= all(site.drop_prob is not None for site in gates)
-        return [*sent, *(apart if is_small else []), DRAW_BY_DRAW]
+        by_path = profile.gates and profile.rows_together and not (is_one_row or profile.moves_rows)
+        return [*sent, *([BY_PATH] if by_path and on_cpu else []), DRAW_BY_DRAW]
     if not together:
         # A batch may do where the number is seen to vary with the rows: the trial then shows that it does no harm.
         together = profile.numbers_vary and not (per_row or profile.one_row or profile.ranks_rows)
@@ -109,7 +107,7 @@ def first_that_agrees(inspection: Inspection, inputs: Inputs, spec: MaskSpec, ca
     most = 3 if in_turn else 16 if spec.profile.prefix_cost + spec.profile.suffix_cost < _SMALL_NETWORK else 6
     units = min((math.prod(s.shape) or 99 for s in spec.profile.sites if s.is_random and s.layout), default=99)
     n_masks = min(64 // units, most) if units < (8 if in_turn else 16) else 0
-    n_draws = max(2 + n_masks, 8 if spec.profile.reorders else 2)
+    n_draws = max(2 + n_masks, 8 if spec.profile.reorders or spec.profile.gates else 2)
     spec = replace(spec, integrate=False, trial=True)
 
     def run(strategy: Strategy, rows: Inputs = rows, network: Any = inspection.network, *, alone: bool = False) -> Any:

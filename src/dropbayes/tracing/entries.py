@@ -106,7 +106,7 @@ class RowsOfEntries:
     def _in_order(self, tensor: Tensor, axis: int) -> Tensor | None:
         """The rows along an axis that holds all of them in order; None if it cannot."""
         per_row, rest = divmod(tensor.shape[axis], self.n_rows)
-        if rest or not per_row:
+        if rest or not (per_row or axis == 0):  # of no entries, as those of an expert without any
             return None
         return torch.arange(self.n_rows, device=tensor.device).repeat_interleave(per_row)
 

@@ -64,12 +64,12 @@ class Interception(RandomMode):
         handler = self._handlers.get(func)
         try:
             result = func(*args, **kwargs) if handler is None else handler(self, func, *args, **kwargs)
+            if self._after is not None:
+                self._after(func, args, kwargs, result)
         except Exception as error:
             if self.source.maps or isinstance(error, (SharedWrite, UnsupportedStrategy)):
                 self._stop = error
             raise
-        if self._after is not None:
-            self._after(func, args, kwargs, result)
         return result
 
 

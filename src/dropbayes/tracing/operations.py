@@ -81,6 +81,11 @@ def operands(values: Iterable[Any]) -> list[Tensor]:
     return found
 
 
+def uses_values(func: Operation, result: Any) -> bool:
+    """Whether an operation with this result uses the values of its tensors, not only their form."""
+    return torch.is_tensor(result) or func in SCALARS or READS.get(func, False)
+
+
 def tensor_leaves(tree: Any) -> list[Tensor]:
     """The tensors of a tree: an input, an output, the result of any function."""
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]

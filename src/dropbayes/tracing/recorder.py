@@ -23,8 +23,10 @@ from dropbayes.tracing.operations import (
     SHAPES,
     Arguments,
     NamedArguments,
+    Operation,
     operands,
     tensor_leaves,
+    uses_values,
 )
 from dropbayes.tracing.sites import Site, SiteNames
 from dropbayes.tracing.sources import NEUTRAL, Neutral, Ones, neutral_uniform
@@ -71,6 +73,7 @@ class Recorder(Ones):
         self._lookups: set[int] = set()
         self._scalars: dict[int, int] = {}  # by the id of a single uniform: its site
         self._compared: set[int] = set()
+        self.gates: dict[str, float | None] = {}  # sites whose number is compared with this one alone, by name
         self._alive: list[Tensor] = []  # prevents the reuse of those ids
         self._kept_before = 1.0  # the keep probability of what the last site drops
         self._last_output: Tensor | None = None
@@ -139,15 +142,15 @@ class Recorder(Ones):
         self.n_calls += 1
         if len(self.sites) > self._told:
             is_first, self._told = self._told == 0, len(self.sites)
-            self._note_sites(result)
+            self._note_sites(func, result)
             if func not in RECURRENT:
                 return
             if is_first:  # its first layer comes before the site
                 cost = _recurrent_operations(args, n_layers=len(self.sites) + 1)
                 self.prefix_cost += cost
                 self.suffix_cost -= cost
-        if func in LESS or func in MORE:
-            self._note_comparison(func, args, result)
+        if self._scalars:
+            self._note_use(func, args, kwargs, result)
         if func in READS and self.watch is not None:
             self.watch.note_read(args[0], number=True) if READS[func] else self.watch.note_length(args[0])
             if READS[func] and func is not Tensor.tolist:  # memory given to NumPy may be written to there
@@ -160,20 +163,25 @@ class Recorder(Ones):
             self._follow(func, args, kwargs, result)
         self._count(func, args, kwargs, result)
 
-    def _note_comparison(self, func: Callable[..., Any], args: Arguments, result: Any) -> None:
-        """A single uniform compared with one number is LayerDrop: the number is the site's drop probability."""
-        if (side := next((i for i, arg in enumerate(args) if id(arg) in self._scalars), None)) is None:
+    def _note_use(self, func: Operation, args: Arguments, kwargs: NamedArguments, result: Any) -> None:
+        """A single uniform compared with one number is a gate: the number gives the site's drop probability."""
+        uniform = next((tensor for tensor in operands((*args, *kwargs.values())) if id(tensor) in self._scalars), None)
+        if uniform is None or not uses_values(func, result):
             return
-        index, chance = self._scalars[id(args[side])], None
-        if len(args) == 2 and isinstance(args[1 - side], (int, float)):
-            below = min(max(float(args[1 - side]), 0.0), 1.0)
+        index, side, chance, number = self._scalars[id(uniform)], int(args[-1] is uniform), None, None
+        if func in LESS | MORE and len(args) == 2 and isinstance(args[1 - side], (int, float)):
+            number = float(args[1 - side])
+            below = min(max(number, 0.0), 1.0)
             chance = below if (func in LESS) == (side == 0) else 1 - below
-        # Compared with a second number, or with a tensor, it may choose between more than two branches.
+        # Compared with a second number, with a tensor, or used otherwise, it may choose between more than two branches.
         known = self.sites[index].drop_prob if index in self._compared else chance
         self._compared.add(index)
         self.sites[index] = replace(self.sites[index], drop_prob=chance if known == chance else None)
+        self.gates[self.sites[index].name] = number if known == chance else None
         if not self.sites[index].is_random and self.watch is not None:  # switched off, it decides nothing
             self.watch.unmark(result)
+        elif chance is not None and self.watch is not None:
+            self.watch.mark_gate(result)
 
     def is_integrable(self, outputs: list[Tensor]) -> bool:
         """Whether the last site is dropout that only the final linear layer reads, whose output is the output."""
@@ -182,7 +190,7 @@ class Recorder(Ones):
         untouched = version(outputs[0]) == self._final_version
         return untouched and self.sites[-1].kind == "dropout" and self.sites[-1].is_random
 
-    def _note_sites(self, result: Any) -> None:
+    def _note_sites(self, func: Operation, result: Any) -> None:
         self._final_linear, self._readers_of_last, self._last_output = None, 0, None
         if self.watch is not None:
             self.watch.mark_drawn(tensor_leaves(result))
@@ -194,7 +202,7 @@ class Recorder(Ones):
             self._last_output = result
             return
         self.suffix_cost += 100.0 * math.prod(site.shape)  # about what a random number takes
-        if site.kind == "rand" and result.numel() == 1:
+        if func in (torch.rand, torch.rand_like) and result.numel() == 1:  # others are computed of uniforms
             self._scalars[id(result)] = site.index
             self._alive.append(result)
 

@@ -46,6 +46,7 @@ class Watch(TorchDispatchMode):
         self.unaccounted: list[str] = []  # random operations that were not replaced and take no generator
         self.draws_by_generator = 0  # and the numbers that others draw from torch's own
         self._reads = set[Read]()
+        self._at_gates = set[Read]()  # and where it asks on which side of a number a single uniform lies
         self._asked = dict[Line, list[tuple[Read, bytes]]]()  # whether, where or how many entries there are, by line
         self.numbers: list[bytes] = []  # that Python read and that depend on the rows
         self.written: set[int] = set()  # the memory that operations wrote to, by address
@@ -63,6 +64,7 @@ class Watch(TorchDispatchMode):
         self._sized_drawn = dict[int, StorageWeakRef]()  # and those whose length depends on a site,
         self._sized_rowed = dict[int, StorageWeakRef]()  # or on the rows
         self._parts = dict[int, StorageWeakRef]()  # or that are computed of such, but for where they are put
+        self._gates = dict[int, StorageWeakRef]()  # tensors that say on which side of a number a single uniform lies
         self._empty = False, False  # whether an empty one, which has no memory, depends on a site, on the rows
         self._after_site = False
         self._seed = 0  # of torch's generator when the pass began
@@ -91,6 +93,10 @@ class Watch(TorchDispatchMode):
         """Notes a tensor that is the same under every draw, whatever it was computed from."""
         self._drawn.pop(storage(tensor), None)
 
+    def mark_gate(self, tensor: Tensor) -> None:
+        """Notes the comparison of a single uniform with a number."""
+        self._gates |= _memory([tensor])
+
     def holds_parts(self, tensor: Tensor) -> bool:
         """Whether a tensor may hold some of the parts of the rows only: those that were sent somewhere."""
         return _marks({storage(tensor)}, self._parts)
@@ -100,6 +106,9 @@ class Watch(TorchDispatchMode):
         key = storage(tensor) if isinstance(tensor, Tensor) else 0
         drawn, rowed = _marks({key}, self._drawn), _marks({key}, self._rowed)
         if not (drawn or rowed):
+            return
+        if _marks({key}, self._gates) and not rowed:
+            self._at_gates.add((True, False, False))
             return
         flat = tensor.detach().cpu().clone(memory_format=torch.contiguous_format).view(-1)
         value, read = flat.view(torch.uint8).numpy().tobytes(), (drawn, rowed, number)
@@ -123,12 +132,17 @@ class Watch(TorchDispatchMode):
     @property
     def reads(self) -> set[Read]:
         """What Python read that depends on a site or on the rows."""
-        return self._reads.union(read for answers in self._asked.values() for read, _ in answers)
+        return self._reads.union(self._at_gates, (read for answers in self._asked.values() for read, _ in answers))
 
     @property
     def asks(self) -> bool:
         """Whether Python read counts in a pass that sends rows elsewhere."""
-        return self.has_dynamic_shapes and bool(self._asked)
+        return self.sends_rows and bool(self._asked)
+
+    @property
+    def sends_rows(self) -> bool:
+        """Whether rows are sent to places: some are selected by values, or sorted and counted."""
+        return self.has_dynamic_shapes or (bool(self._asked) and any(how == "sort" for how, _ in self.ranked))
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: Arguments = (), kwargs: NamedArguments | None = None
@@ -157,7 +171,9 @@ class Watch(TorchDispatchMode):
             length = _marks(by, self._drawn), _marks(by, self._rowed)
         self.has_dynamic_shapes |= any(length)
         sized = sized[0] or length[0], sized[1] or length[1]
-        is_count = name in ("any", "count_nonzero", "nonzero") or (name == "sum" and args[0].dtype is torch.bool)
+        is_count = name in ("any", "count_nonzero", "nonzero") or (
+            name == "sum" and args[0].dtype in (torch.bool, torch.int64)
+        )
         is_count |= bool(given) and all(_marks({key}, self._counts) for key in given)
         puts = ("index_put", "index_add", "index_copy", "scatter")
         is_part = any(sized) or (_marks(given, self._parts) and not any(word in name for word in puts))
@@ -215,13 +231,14 @@ class Watch(TorchDispatchMode):
         self._suffix_total -= size if in_suffix else 0
 
 
-def reads_of(batch: Watch, *others: Watch, counts: bool = True) -> set[Read]:
+def reads_of(batch: Watch, *others: Watch, counts: bool = True, gates: bool = True) -> set[Read]:
     """What Python reads in passes of a batch, and of other batches and rows with the outputs that they have in it.
 
     Where rows are sent to experts, a line of code that reads other counts there asks which experts have any: rows need
-    not run apart for it, nor draws if those that are sent can be followed. On request, without such `counts`.
+    not run apart for it, nor draws if those that are sent can be followed. On request, without such `counts`, and
+    without the sides on which numbers of `gates` lie.
     """
-    found = set[Read]().union(*(watch._reads for watch in (batch, *others)))
+    found = set[Read]().union(*(watch._reads | (watch._at_gates if gates else set()) for watch in (batch, *others)))
     for line in {line for watch in (batch, *others) for line in watch._asked}:
         answers = [watch._asked.get(line, []) for watch in (batch, *others)]
         kinds = {read for answer in answers for read, _ in answer}

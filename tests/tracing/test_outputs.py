@@ -1,0 +1,54 @@
+"""Nested outputs."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from dropbayes.tracing.outputs import split
+
+
+@dataclass
+class Output:
+    logits: torch.Tensor
+    name: str
+
+
+def test_a_dataclass_is_taken_apart_and_put_together():
+    tensors, structure = split(Output(torch.ones(2), "kept"))
+    rebuilt = structure.build([tensors[0] * 2])
+    assert isinstance(rebuilt, Output) and rebuilt.name == "kept" and rebuilt.logits.tolist() == [2.0, 2.0]
+
+
+def test_dataclasses_inside_others_are_taken_apart_and_put_together():
+    @dataclass
+    class Heads:
+        first: Output
+        others: list
+
+    one, two, three = torch.ones(2), torch.zeros(2), torch.full((2,), 3.0)
+    given = {"heads": Heads(Output(one, "a"), [Output(two, "b"), 4]), "z": three}
+    tensors, structure = split(given)
+    assert all(map(torch.equal, tensors, (one, two, three)))
+    assert structure == split(given)[1] and structure.build(tensors) == given
+    heads = structure.build(range(3), numbers=False)["heads"]
+    assert (heads.first, heads.others[0].logits, heads.others[1]) == (Output(0, None), 1, None)
+
+
+def test_a_tree_keeps_what_is_no_tensor():
+    tensors, structure = split({"x": torch.ones(2), "y": (torch.zeros(1), None)})
+    rebuilt = structure.build([tensor + 1 for tensor in tensors])
+    assert rebuilt["x"].tolist() == [2.0, 2.0] and rebuilt["y"][0].tolist() == [1.0] and rebuilt["y"][1] is None
+
+
+def test_a_dataclass_that_computes_its_fields_is_rebuilt():
+    @dataclass(frozen=True)
+    class Derived:
+        mean: torch.Tensor
+        double: torch.Tensor = field(init=False)
+
+        def __post_init__(self):
+            object.__setattr__(self, "double", 2 * self.mean)
+
+    tensors, structure = split(Derived(torch.tensor([3.0])))
+    rebuilt = structure.build([tensor.square() for tensor in tensors])
+    assert (float(rebuilt.mean), float(rebuilt.double)) == (9.0, 36.0)
