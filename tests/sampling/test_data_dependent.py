@@ -579,7 +579,7 @@ def test_tokens_that_are_sent_to_experts_without_dropout_are_a_batch():
         return nn.Sequential(nn.Dropout(0.2), net), torch.randn(6, 3, 4)
 
     net, x = made(make)
-    assert db.predict(net, x, n_draws=10).method == "draw by draw"
+    assert db.predict(net, x, n_draws=10).method == "folded"
     assert_law(net, x)
     assert_same_alone(net, x, rows=(0, 5))
 
@@ -769,11 +769,29 @@ def tokens_routed_by_a_draw(send):
 @pytest.mark.parametrize(("send", "masks"), crossed([by_masks, by_places, taken_first], ["shared", "row"]))
 def test_tokens_that_draws_send_to_experts_run_with_those_of_other_rows(send, masks):
     net, x = made(lambda: tokens_routed_by_a_draw(send))
-    by_length = send is by_places  # which may be one that decides for all
-    assert db.predict(net, x, n_draws=10, masks=masks).method == ("draw by draw" if by_length else "folded")
+    assert db.predict(net, x, n_draws=10, masks=masks).method == "folded"
     assert_law(net, x[:6], masks=masks)
     if masks == "shared":
         assert_same_alone(net, x, rows=(0, 17, 39))
+
+
+@pytest.mark.parametrize("n", [3, 8, 16])
+def test_a_length_of_rows_that_draws_send_somewhere_may_decide_for_all_of_them(n):
+    def forward(self, x):
+        h = self.drop(torch.tanh(self.first(x)))
+        places = (h[:, 0] > 0).nonzero()[:, 0]
+        if len(places) == 0:
+            return self.last(h)
+        out = h.index_add(0, places, self.drop(self.expert(h[places])))
+        return self.last(2 * out if len(places) > 12 else out)  # more than any row has alone
+
+    children = {"first": nn.Linear(4, 8), "drop": nn.Dropout(0.3), "expert": nn.Linear(8, 8), "last": nn.Linear(8, 2)}
+    net, x = made(lambda: (network(forward, **children), torch.randn(n, 4)))
+    for masks in ("shared", "row"):
+        whole = db.draws(net, x, n_draws=10, masks=masks)
+        for row in range(0, n, 2):
+            alone = db.draws(net, x[row : row + 1], n_draws=10, masks=masks, sampling=db.Sampling(row_offset=row))
+            torch.testing.assert_close(alone[:, 0], whole[:, row])
 
 
 def test_rows_with_other_numbers_of_tokens_have_masks_of_their_own():

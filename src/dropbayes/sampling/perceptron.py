@@ -104,8 +104,6 @@ def as_perceptron(net: nn.Module, x: Tensor) -> Perceptron | None:
 
 # Up to the first site a tensor is `[row, feature]`. Afterwards the draws follow the rows if masks are shared (the
 # order that the product with the folded weights of all draws gives), and precede them if each row has its own.
-
-
 Step = Callable[[Tensor, range, int | None], Tensor]
 """One or several layers, for all draws: of a tensor, the rows that key masks, and those in one product (None: all)."""
 
@@ -246,8 +244,9 @@ class PerceptronDraws:
             if self.last is not None:
                 h, variance = self.last(h, rows, self.block if self.apart and h.dim() == 2 else block)
                 variances.append(variance)
-            h = h.expand(self.n_draws, *h.shape) if h.dim() == 2 else h if self.per_row else h.transpose(0, 1)
-            results.append(h)
+            results.append(
+                h.expand(self.n_draws, *h.shape) if h.dim() == 2 else h if self.per_row else h.transpose(0, 1)
+            )
             first_row = rows.stop
         if len(results) == 1:
             return results[0][:, :n_rows], variances[0][:n_rows] if variances else None

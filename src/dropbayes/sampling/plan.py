@@ -143,11 +143,12 @@ class Plan:
                     break
                 except UnsupportedStrategy as changed:
                     some, seen = inputs.block(rows.start, rows.stop), plan.inspection
+                    fewer = seen and seen.most_rows > 1 and not (plan.profile.reads_rows or plan.profile.draws_branch)
                     if isinstance(changed, UnknownSite) and plan.strategy.rows == "together":
                         plan = plan._with_sites_of(some, first_row + rows.start, changed.args[0])
                         if plan.strategy.draws == "single":
                             size = 1  # others may follow: the draws before them are not to be repeated
-                    elif renewed and seen and seen.most_rows > 1 and position == plan.draws.start:
+                    elif renewed and fewer and position == plan.draws.start:
                         plan = plan._with_smaller_blocks(inputs)  # it may cut what it is given into batches of its own
                         break
                     else:
@@ -214,7 +215,9 @@ class Plan:
         if (profile.structure, profile.outputs) != (self.profile.structure, self.profile.outputs):
             raise ValueError("`net` gives outputs of another form than on the rows before. Predict them separately.")
         spec = replace(self.spec, profile=profile, integrate=False)
-        strategy = ONE_BY_ONE if again else chosen_strategy(inspection, inputs, spec)
+        strategy = chosen_strategy(inspection, inputs, spec)
+        if again:
+            strategy = inspection.strategies[next(iter(inspection.strategies))] = ONE_BY_ONE
         draws = range(spec.keys.n_draws) if self.exact else self.draws
         return replace(
             self, profile=profile, spec=spec, strategy=strategy, inspection=inspection, direct=None, draws=draws
@@ -251,7 +254,7 @@ class Plan:
                 raise ValueError('`net` drops an output that has no rows, as masks="row" needs. Pass masks="shared".')
         if self.profile.rows_branch and self.profile.sites_have_rows and rows.start == 0:
             self._check_branches(work, outputs)
-        self.inspection.largest_block = max(self.inspection.largest_block, n_pairs)
+        self.inspection.largest_block = n_pairs if alone else self.inspection.largest_block
         variances = [mean_over_draws(outputs.pop())] if self.spec.integrate else None
         return Block(rows, draws, outputs, variances)
 

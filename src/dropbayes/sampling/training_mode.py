@@ -43,11 +43,10 @@ def training_probe(prober: Prober, rows: Inputs, plain: Probe) -> tuple[Probe, F
     chosen = prober(rows.leaves, flags) if dropping else plain
     if not chosen.fits(plain):
         raise ValueError(f"`net` gives an output of another form in training: {_describe(chosen)}.")
-    count = Counter((s.path, s.kind) for s in full.recorder.sites) if full is not None else Counter()
-    count.subtract(Counter((s.path, s.kind) for s in chosen.recorder.sites))
-    missing = [f"{kind} in {path or 'the network'}" for (path, kind), number in count.items() if number > 0]
-    missing += [name for name in full.host.moved if name not in chosen.host.moved] if full is not None else []
-    if missing:
+    full = full or chosen
+    every, some = (Counter((site.path, site.kind) for site in probe.recorder.sites) for probe in (full, chosen))
+    missing = [f"{kind} in {path or 'the network'}" for path, kind in every - some]
+    if missing := missing + [name for name in full.host.moved if name not in chosen.host.moved]:
         raise ValueError(
             f"`net` draws in training what cannot be switched on alone: {missing[0]}. Its training branch changes more "
             "than dropout. Name the module in Sampling(ignore_modules=...), or let its output differ by dropout only."

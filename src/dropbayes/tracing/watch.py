@@ -122,7 +122,8 @@ class Watch(TorchDispatchMode):
         """Notes that Python read the lengths of a tensor, which are values where they depend on some."""
         # Of rows that are sent to experts, only whether there are any is asked: draws run apart, rows need not.
         kinds, depends = ((True, False, False), (False, True, False)), self._sized(tensor)
-        self._reads |= set(itertools.compress(kinds, depends if tensor.numel() else self._empty))
+        for read in itertools.compress(kinds, depends if tensor.numel() else self._empty):
+            self._asked.setdefault(_line(), []).append((read, str(tuple(tensor.shape)).encode()))
 
     def _sized(self, *tensors: Any) -> tuple[bool, bool]:
         """Whether the length of one of the tensors depends on a site, and on the rows."""
