@@ -123,11 +123,8 @@ def training_rows(
     weight = None if reading.weights is None else _weights(cells(reading.weights), reading.decimal)
     if reading.group is not None and reading.time is not None:
         raise ValueError("`group` and `time` are two ways to hold rows out; give one of them.")
-    group = time = None
-    if reading.group is not None:
-        group = _ranks(cells(reading.group).texts.fill_null("").to_pylist(), "group", reading.group, label)
-    if reading.time is not None:
-        time = _ranks(_times(cells(reading.time), reading.decimal), "time", reading.time, label)
+    held_out = {"group": reading.group, "time": reading.time}.items()
+    group, time = (None if name is None else _ranks(role, cells(name), reading.decimal) for role, name in held_out)
     n_dropped = len(present) - len(kept)
     return TrainingRows(encoded.x, y[kept], schema, weight, group, time, encoded.missing, n_dropped, kept)
 
@@ -216,17 +213,15 @@ def _weights(cells: Cells, decimal: str | None) -> Numbers:
     return weight
 
 
-def _ranks(values: npt.ArrayLike, what: str, name: str, label: str) -> npt.NDArray[np.intp]:
+def _ranks(role: str, cells: Cells, decimal: str | None) -> npt.NDArray[np.intp]:
     """The rank of each row's group or time among all of them."""
+    values: npt.ArrayLike = cells.texts.fill_null("").to_pylist()
+    if role == "time":
+        kind = kind_of(cells, decimal=decimal)
+        if kind != "number" and kind != "date":
+            raise cells.error(-1, "must hold numbers or dates (`time`).")
+        values = column_values(as_written(cells, kind, decimal), cells)
+        cells.refuse(np.isnan(values), "must have a time in every row (`time`)")
     if (ranks := np.unique(values, return_inverse=True)[1]).max() == 0:
-        raise ValueError(f"{label}, column {quote(name)}: one {what} holds every row (`{what}`).")
+        raise cells.error(-1, f"one {role} holds every row (`{role}`).")
     return ranks
-
-
-def _times(cells: Cells, decimal: str | None) -> Numbers:
-    kind = kind_of(cells, decimal=decimal)
-    if kind != "number" and kind != "date":
-        raise cells.error(-1, "must hold numbers or dates (`time`).")
-    values = column_values(as_written(cells, kind, decimal), cells)
-    cells.refuse(np.isnan(values), "must have a time in every row (`time`)")
-    return values
