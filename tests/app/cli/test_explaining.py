@@ -92,9 +92,10 @@ def test_a_bar_is_no_longer_than_twenty_characters_whatever_the_share(models):
 def test_shares_beyond_the_whole_are_said_to_be_of_columns_that_go_together(models, monkeypatch):
     def reasons(*_, **__):
         shares = {"size": 7.0, "city": -6.5, "new": 0.4}
-        columns = {name: {"prediction": 1.0, "uncertainty": share} for name, share in shares.items()}
+        columns = {name: {"prediction": 1.0, "uncertainty": u, "value": "7"} for name, u in shares.items()}
         typical = {"prediction": 0.0, "uncertainty": 0.1}
-        return [{"row": 0, "prediction": 3.0, "uncertainty": 1.0, "typical": typical, "columns": columns}]
+        stated = {"row": 0, "place": "a row", "prediction": 3.0, "uncertainty": 1.0}
+        return [{**stated, "typical": typical, "columns": columns}]
 
     assert "beyond 100 %" not in run("explain", models / "numbers", models / "new.csv").err
     monkeypatch.setattr(explaining, "reasons", reasons)

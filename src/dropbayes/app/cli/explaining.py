@@ -18,7 +18,7 @@ from rich.console import RenderableType
 from torch import Tensor
 
 from dropbayes.app.cli.messages import bold, escaped, note, table
-from dropbayes.app.cli.rows import filled_value
+from dropbayes.app.cli.rows import Rows, filled_value
 from dropbayes.app.models.model import Model
 from dropbayes.app.models.predictor import Predictor, location
 from dropbayes.app.models.storage import calibration_text, range_text
@@ -35,8 +35,6 @@ from dropbayes.predictive.scoring import ClassOutcomes, RegressionOutcomes, Scor
 from dropbayes.runtime import __version__
 from dropbayes.runtime.formatting import count, plain_number
 from dropbayes.runtime.validation import NumpyArray
-
-# --- a table, before a fit -----------------------------------------------------------------------------------------
 
 
 def column_lines(rows: TrainingRows) -> Iterator[RenderableType]:
@@ -96,9 +94,6 @@ def note_target(rows: TrainingRows, task: str | None) -> None:
             note(f"fewer than 5 rows of {_abbreviated_list(rare)}: their probabilities cannot be learned well.")
     elif len(distinct) <= min(10, len(rows.y) / 2) and np.all(distinct == np.round(distinct)):
         note(f"{name!r} has only {len(distinct)} whole values; if they are classes use --task classification.")
-
-
-# --- the fit, after it ----------------------------------------------------------------------------------------------
 
 
 def result_lines(model: Model, found: dict[str, Any]) -> Iterator[str]:
@@ -167,9 +162,6 @@ def note_order(model: Model, rows: TrainingRows, cells: pa.Table) -> None:
             remedy = f"fit with --group {shlex.quote(column.name)} to hold them out together"
             note(f"{fault}; if rows of one value belong together, {remedy}.")
             return
-
-
-# --- a model -------------------------------------------------------------------------------------------------------
 
 
 def facts(model: Model) -> dict[str, Any]:
@@ -304,9 +296,6 @@ def versions() -> dict[str, str]:
     return {"dropbayes": __version__, **{name: importlib.metadata.version(name) for name in others}}
 
 
-# --- the predictions of a model ------------------------------------------------------------------------------------
-
-
 def scores_of(columns: Mapping[str, NumpyArray]) -> tuple[dict[str, ScoreValue], dict[str, float]]:
     """The scores that are shown, and their values for a prediction that is the same for every row."""
     also: tuple[str, ...] = ("balanced_accuracy", "class_auroc")
@@ -340,7 +329,7 @@ def _typical_row(model: Model) -> NumpyArray:
     return np.array([row])
 
 
-def reasons(model: Model, x: NumpyArray, background: NumpyArray | None, *, n_rows: int) -> list[dict[str, Any]]:
+def reasons(model: Model, given: Rows, background: NumpyArray | None, *, n_rows: int) -> list[dict[str, Any]]:
     """Why a model predicts what it does and why it is unsure, for the rows it is least sure of.
 
     Both are Shapley values of the columns against the background, by default one typical row.
@@ -354,20 +343,21 @@ def reasons(model: Model, x: NumpyArray, background: NumpyArray | None, *, n_row
         check_finite(found, location)
         return torch.cat([torch.from_numpy(found[name]).view(len(inputs), -1) for name in answers], 1)
 
-    every = values(torch.from_numpy(x))
+    every = values(x := torch.from_numpy(given.encoded.x))
     rows = every[:, -1].argsort(descending=True, stable=True)[:n_rows]
     owners = torch.tensor([number for number, column in enumerate(columns) for _ in column.inputs])
     typical = torch.from_numpy(_typical_row(model) if background is None else background)
     found = []
     with warnings.catch_warnings(action="ignore"):  # rows that are put together may be far from those of training
-        attributed = shapley(values, torch.from_numpy(x)[rows], typical, columns=owners)
+        attributed = shapley(values, x[rows], typical, columns=owners)
     for row, shares in zip(rows.tolist(), attributed, strict=True):
         best = int(every[row, :-1].argmax())
         kinds = every[row], every[row] - shares.sum(0), *shares
         stated, typically, *parts = ({"prediction": float(one[best]), "uncertainty": float(one[-1])} for one in kinds)
         label = {} if predictor.classes is None else {"predicted": str(predictor.classes[best])}
-        named = dict(zip((column.name for column in columns), parts, strict=True))
-        found.append({"row": row, **label, **stated, "typical": typically, "columns": named})
+        cells = {column.name: str(given.table[column.name][row].as_py()) for column in columns}
+        named = {name: {**part, "value": cell} for (name, cell), part in zip(cells.items(), parts, strict=True)}
+        found.append({"row": row, **label, **stated, "typical": typically, "columns": named, "place": given.place(row)})
     return found
 
 

@@ -332,13 +332,9 @@ def explain(
     reading: dict[str, Any] = {"delimiter": delimiter, "encoding": encoding, "allow_new": allow_new, "judged": False}
     typical = None if background is None else whole_table(fitted, background, title="background", **reading).encoded.x
     given = whole_table(fitted, data, **reading)
-    found = explaining.reasons(fitted, given.encoded.x, typical, n_rows=rows or 5)
-    far = dict[str, float]()
-    for one in found:
-        one["place"] = given.place(one["row"])
-        for name, part in one["columns"].items():
-            part["value"] = str(given.table[name][one["row"]].as_py())
-            far |= {name: part["uncertainty"]} if abs(part["uncertainty"]) > one["uncertainty"] else {}
+    found = explaining.reasons(fitted, given, typical, n_rows=rows or 5)
+    parts = [(name, abs(part["uncertainty"]), one) for one in found for name, part in one["columns"].items()]
+    far = dict.fromkeys(name for name, share, one in parts if share > one["uncertainty"])
     if len(far) > 1:
         what = "columns that go together are exchanged one without the others; read their shares as one"
         note(f"shares of {', '.join(map(repr, far))} beyond 100 %: {what}, or fit with one of them alone.")

@@ -1,9 +1,9 @@
 """The engines of a prediction over many processes: those of this machine, Ray, Dask and Spark.
 
-Ray, Dask and Spark add the columns of a prediction to their own frames, lazily, as those frames are. Every engine makes
-parts: it takes what a worker does, the parts, the number of workers and the address of a cluster (None: this machine),
-and yields the number of rows of each part as it is finished. A part is made again after a worker's death, however
-often, never after an error.
+Ray, Dask and Spark add the columns of a prediction to their own frames, lazily, as those frames are; the `prefix` of
+their names is by default the target and `_`. Every engine makes parts: it takes what a worker does, the parts, the
+number of workers and the address of a cluster (None: this machine), and yields the number of rows of each part as it is
+finished. A part is made again after a worker's death, however often, never after an error.
 """
 
 import contextlib
@@ -163,9 +163,6 @@ def on_spark(make: Make[Part], parts: Sequence[Part], n_workers: int, address: s
 
 ENGINES = {"processes": on_processes, "ray": on_ray, "dask": on_dask, "spark": on_spark}
 """Where parts are made, by name."""
-
-
-# --- frames, whose new columns begin with a `prefix`: by default the target and `_` --------------------------------
 
 
 def predict_dask(frame: Any, predictor: Predictor, *, prefix: str | None = None) -> Any:
