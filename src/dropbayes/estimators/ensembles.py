@@ -137,10 +137,7 @@ class Ensemble(ABC):
         return self.population_.x_mean.shape[1] - (0 if self.bins_ is None else self.bins_.n_inputs)
 
     def _output_blocks(self, x: np.ndarray) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Rows, their standardised inputs, and the networks' outputs `[draw, network, row, output]`, block by block.
-
-        A draw is a function: its value for a row does not depend on the other rows.
-        """
+        """Rows, their standardised inputs, and the networks' outputs `[draw, network, row, output]`, block by block."""
         nets, population = self.networks_, self.population_
         random = [bool((p > 0).any()) for p in population.drop_prob]
         several = any(random) or any(member.offset for member in population.members)  # else each is one function
@@ -189,14 +186,6 @@ class Ensemble(ABC):
     @abstractmethod
     def _head(self) -> str:
         """The likelihood of the networks."""
-
-    @abstractmethod
-    def _class_state(self) -> dict[str, Any]:
-        """The state of this class alone that a file must hold, as JSON values."""
-
-    @abstractmethod
-    def _set_class_state(self, settings: dict[str, Any]) -> None:
-        """Restores what `_class_state` returned."""
 
     @property
     def _trees(self) -> list[Trees]:
@@ -277,8 +266,12 @@ class RegressionEnsemble(Ensemble):
 
     def _mixture(self, x: np.ndarray, inputs: Tensor, outputs: Tensor) -> Mixture:
         population, n_outputs = self.population_, self.population_.y_mean.shape[1]
-        if self.process_ is not None:
-            outputs = self._with_process(self.process_, inputs, outputs)
+        columns, (y_mean, y_scale) = inputs[:, : self._n_columns], self._target_moments
+        if self.process_ is not None:  # in one standard, with its draws for the networks that learn what it leaves
+            offset = offset_draws(*self.process_.predict(columns), len(outputs))[:, None, :, None]
+            has_offset = torch.tensor([[[member.offset]] for member in population.members])
+            values = outputs.double() * population.y_scale[:, None] + population.y_mean[:, None]
+            outputs = torch.where(has_offset, values / y_scale + offset, (values - y_mean) / y_scale)
         if self.forest_ is not None:  # networks and trees as draws of one network, in one standard
             functions = outputs.expand(self._n_drawn, -1, -1, -1).double().flatten(0, 1)
             outputs = among(functions, self.forest_.draws(x), float(self.forest_.weight))[:, None]
@@ -293,9 +286,7 @@ class RegressionEnsemble(Ensemble):
                 message = f"{rows} predicted beyond the targets by more than their range; such predictions are bounded."
                 warnings.warn(f"{message} Look for faulty values in these rows.", UserWarning, stacklevel=2)
         if self.noise_ is not None:
-            draws, columns = outputs.double().flatten(0, 1), inputs[:, : self._n_columns]
-            y_mean, y_scale = self._target_moments
-            mixture = self.noise_.mixture(draws, columns, y_mean, y_scale)
+            mixture = self.noise_.mixture(outputs.double().flatten(0, 1), columns, y_mean, y_scale)
             spread = self.extrapolation_
             return mixture if spread is None else spread.spread(mixture, columns, y_scale)
         mean, variance = in_units(population, outputs)  # far from the data, a learned variance may be rounded to 0
@@ -308,14 +299,6 @@ class RegressionEnsemble(Ensemble):
             return self.process_.y_mean, self.process_.y_scale
         return self.population_.y_mean[0], self.population_.y_scale[0]
 
-    def _with_process(self, process: Process, inputs: Tensor, outputs: Tensor) -> Tensor:
-        """The outputs in one standard, with the draws of the process added to those of the networks that need it."""
-        population = self.population_
-        offset = offset_draws(*process.predict(inputs[:, : self._n_columns]), len(outputs))[:, None, :, None]
-        has_offset = torch.tensor([[[member.offset]] for member in population.members])
-        values = outputs.double() * population.y_scale[:, None] + population.y_mean[:, None]
-        return torch.where(has_offset, values / process.y_scale + offset, (values - process.y_mean) / process.y_scale)
-
     @on_cpu
     def predict(self, X: Any, return_std: bool = False, return_cov: bool = False) -> Any:
         r"""The predictive mean; with `return_std` also the standard deviation, or with `return_cov` the covariance.
@@ -325,13 +308,10 @@ class RegressionEnsemble(Ensemble):
         """
         if return_std and return_cov:
             raise RuntimeError("At most one of return_std or return_cov can be requested.")
-        if return_cov:
-            return self._mean_and_covariance(X)
-        blocks = [(m.mean, m.std) if return_std else (m.mean,) for _, m in self.predictive_blocks(X)]
-        moments = tuple(_finite(torch.cat(values)) for values in zip(*blocks, strict=True))
-        return moments if return_std else moments[0]
-
-    def _mean_and_covariance(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
+        if not return_cov:
+            blocks = [(m.mean, m.std) if return_std else (m.mean,) for _, m in self.predictive_blocks(X)]
+            moments = tuple(_finite(torch.cat(values)) for values in zip(*blocks, strict=True))
+            return moments if return_std else moments[0]
         mixture = self.predictive(X)
         if self.method == "sampling":
             centred = mixture.component_means - mixture.mean

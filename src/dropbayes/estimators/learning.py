@@ -148,10 +148,7 @@ class DropoutEstimator(Parameters, Ensemble):
     def _train_ensemble(
         self, data: Task, choice: EnsembleChoice, offset: Offset | None, gap: Gap | None, progress: ProgressBar
     ) -> tuple[Population, Population]:
-        """The networks of the ensemble, trained on all rows, and a network trained without the rows of a gap if any.
-
-        The networks cycle through the members, with the τ of their members.
-        """
+        """The networks, with the members in turn, trained on all rows; and one trained without the rows of a gap."""
         x, y, weight = data.x, data.y, data.weight
         full = self._epochs(min(len(x), _SEARCH_ROWS))
         if self.bins_ is not None and all(member.n_inputs is not None for member in choice.members):

@@ -57,7 +57,11 @@ def column_of(
 
 def kind_of(cells: Cells, *, decimal: str | None = None) -> Kind | Problem:
     """Whether a column holds numbers, booleans, dates or categories; a problem if only most are numbers."""
-    if pa.types.is_temporal(cells.values.type) or _are_days(cells):
+    if pa.types.is_temporal(cells.values.type):
+        return "date"
+    is_large = cells.is_text or (is_numeric(cells.values) and (pc.min(cells.values).as_py() or 0) > 18e6)
+    different = replace(cells, values=pc.unique(cells.values) if is_large else cells.values[:0]).texts.drop_null()
+    if not _IDENTIFIER.match(cells.name) and are_days(different, cells.name):  # numbers such as 20210401
         return "date"
     if not cells.is_text:
         return "boolean" if pa.types.is_boolean(cells.values.type) else "number"
@@ -85,13 +89,6 @@ def kind_of(cells: Cells, *, decimal: str | None = None) -> Kind | Problem:
         row = int(odd.argmax()) or first_failure(texts) or 0
         return Problem(f"has {quote(texts[row].as_py())} among numbers at {cells.at(row)}", "missing")
     return "category"
-
-
-def _are_days(cells: Cells) -> bool:
-    """Whether they are numbers such as 20210401, and days."""
-    is_large = cells.is_text or (is_numeric(cells.values) and (pc.min(cells.values).as_py() or 0) > 18e6)
-    different = replace(cells, values=pc.unique(cells.values) if is_large else cells.values[:0]).texts.drop_null()
-    return not _IDENTIFIER.match(cells.name) and are_days(different, cells.name)
 
 
 def _category(cells: Cells, max_categories: int, *, forced: bool) -> Column | LeftOut | Problem:

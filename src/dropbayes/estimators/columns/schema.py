@@ -162,18 +162,15 @@ def as_json(schema: Schema) -> dict[str, Any]:
 
 def from_json(values: Any) -> Schema:
     """The schema that `as_json` wrote; an exception of any kind for anything else."""
-    columns = tuple(_column_from_json(entry) for entry in values["columns"])
+    columns = []
+    for entry in map(dict, values["columns"]):
+        low, high = entry.pop("range", (None, None))
+        given = {name: tuple(entry[name]) for name in ("categories", "parts")} | {"low": low, "high": high}
+        column = Column(**entry | given | {"notation": Notation(**entry["notation"])})
+        if column.kind not in get_args(Kind) or not set(column.parts) <= set(PARTS):
+            raise ValueError(f"unknown kind {column.kind!r} or parts of a date {column.parts}")
+        columns.append(column)
     if values["task"] not in get_args(Task) or not columns:
         raise ValueError("unknown task, or no columns")
     missing, notation = tuple(values["missing"]), Notation(**values["target_notation"])
-    return Schema(columns, values["target"], values["task"], values["left_out"], missing, notation)
-
-
-def _column_from_json(entry: Any) -> Column:
-    known = {name: value for name, value in entry.items() if name != "range"}
-    low, high = entry.get("range", (None, None))
-    lists = {name: tuple(entry[name]) for name in ("categories", "parts")}
-    column = Column(**known | lists | {"notation": Notation(**entry["notation"]), "low": low, "high": high})
-    if column.kind not in get_args(Kind) or not set(column.parts) <= set(PARTS):
-        raise ValueError(f"unknown kind {column.kind!r} or parts of a date {column.parts}")
-    return column
+    return Schema(tuple(columns), values["target"], values["task"], values["left_out"], missing, notation)
