@@ -172,8 +172,7 @@ def facts(model: Model) -> dict[str, Any]:
     amounts to is $l = \sqrt{2 N \lambda \tau / p}$, the inverse of [GG16, eq:weightdecay_tau_relation].
     """
     estimator, population, schema = model.ensemble, model.ensemble.population_, model.schema
-    best = max(map(float, estimator.search_scores_), default=math.nan)
-    score = getattr(estimator, "held_out_score_", best)  # which older files lack
+    score = getattr(estimator, "held_out_score_", math.nan)
     about = {
         "task": schema.task,
         "target": schema.target,
