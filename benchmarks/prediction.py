@@ -386,6 +386,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--busy", action="store_true", help="Keep every core at work with something else.")
     arguments = parser.parse_args()
+    if unknown := [name for name in arguments.cases if name not in CASES]:
+        parser.error(f"no case is named {unknown[0]!r}; those there are: {', '.join(CASES)}.")
     torch.set_num_threads(1)
     with busy_cores() if arguments.busy else contextlib.nullcontext():
         rows = measured(arguments.cases or list(CASES), arguments.threads)
@@ -411,8 +413,6 @@ def measured(wanted: list[str], threads: int) -> list[dict[str, Any]]:
     print("| case | against the loop | against the repeated batch | first call / loop | goal | method |")
     print("|---|---|---|---|---|---|")
     for name in wanted:
-        if name not in CASES:
-            continue
         row = in_a_process_of_its_own(name, threads)
         rows.append(row)
         repeat = "-" if row["against_repeat"] is None else f"{row['against_repeat']:.1f}x"

@@ -151,8 +151,7 @@ def _repeat(leaf: PyTree, axis: int | None, n_draws: int) -> PyTree:
 
 def _with_layouts(spec: MaskSpec, outputs: list[Tensor]) -> list[tuple[Tensor, RowLayout | None]]:
     layouts = spec.profile.outputs
-    if spec.integrate:  # the variance over the last layer has the layout of the output
-        layouts = (*layouts, layouts[-1])
+    layouts += layouts[-1:] if spec.integrate else ()  # the variance over the last layer has that of the output
     if len(outputs) != len(layouts):
         raise NetworkChanged(f"{len(outputs)} tensors in the output instead of {len(layouts)}")
     return list(zip(outputs, layouts, strict=True))
