@@ -135,7 +135,7 @@ def keep_mask(
     `drop_prob` is resolved to 2⁻³². `units` are numbered by absolute position; by default in row-major order.
     """
     spec = (device, keys, site, draws, rows, shape, units, dtype, drop_prob)
-    return _numbers(spec, lambda words: _thresholded(words, drop_prob, dtype))
+    return _numbers(spec, lambda words: _thresholded(words, drop_prob, dtype), dtype)
 
 
 def uniform(
@@ -144,26 +144,31 @@ def uniform(
 ) -> Tensor:  # fmt: skip
     """Uniforms in (0, 1) in float64, `[draw, *shape]` or `[draw, row, *shape]`, keyed as in `keep_mask`."""
     spec = (device, keys, site, draws, rows, shape, units)
-    return _numbers(spec, lambda words: (words.double() + (2**31 + 0.5)) * 2.0**-32)
+    return _numbers(spec, lambda words: (words.double() + (2**31 + 0.5)) * 2.0**-32, torch.float64)
 
 
-def _numbers(spec: tuple[Any, ...], made: Callable[[Tensor], Tensor]) -> Tensor:
+def _numbers(spec: tuple[Any, ...], made: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Tensor:
     """What is `made` of the words of a site."""
     device, keys, site, draws, rows, shape, units = spec[:7]
 
+    def some(draws: Sequence[int]) -> Tensor:
+        return made(_words(keys, site, draws, rows, units or math.prod(shape), device))
+
     def make() -> Tensor:
-        words = _words(keys, site, draws, rows, units or math.prod(shape), device)
-        return made(words).reshape(*words.shape[:-1], *shape)
+        step = max(1, 2**17 // max(1, math.prod(shape)))  # draws whose words stay in the cache
+        if step >= len(draws) or rows is not None or device.type != "cpu":
+            numbers = some(draws)
+        else:
+            numbers = torch.empty(len(draws), math.prod(shape), dtype=dtype, device=device)
+            for first, part in zip(range(0, len(draws), step), numbers.split(step), strict=True):
+                part.copy_(some(draws[first : first + step]))
+        return numbers.reshape(*numbers.shape[:-1], *shape)
 
     return kept(spec, make, SHARED_BYTES if rows is None else ROW_BYTES)
 
 
 def _thresholded(words: Tensor, drop_prob: float, dtype: torch.dtype) -> Tensor:
-    threshold = signed_threshold(drop_prob)
-    mask = torch.empty(words.shape, dtype=dtype, device=words.device)
-    if words.is_contiguous():
-        return torch.ge(words, threshold, out=mask)
-    return mask.copy_(words >= threshold)  # the words of shared masks have the draws innermost: transposed as bytes
+    return torch.ge(words, signed_threshold(drop_prob), out=torch.empty(words.shape, dtype=dtype, device=words.device))
 
 
 def signed_threshold(drop_prob: float) -> int:
@@ -231,7 +236,7 @@ def _words(
         return torch.stack(own, dim=1)
     places, shifts = _chosen(keys, site, units, device)
     if rows is None:
-        return _lattice(keys, draws, places) + shifts  # int32 wraps around: the fractional part
+        return _lattice(keys, draws, places).add_(shifts)  # int32 wraps around: the fractional part
     key = keys.stream(site, _ROW)
     if numbers is None:
         return _row_lattice(keys, draws, rows, places).add_(_hash_rows(key, rows, n_units, device))
@@ -248,11 +253,11 @@ def _chosen(keys: Keys, site: int, units: int | Units, device: torch.device) -> 
     def make() -> Tensor:
         numbers = units.numbers(device) if isinstance(units, Units) else torch.arange(units, device=device)
         choice, table = _hash_numbers(keys.stream(site, _UNIT), numbers), permuted_lattices(keys.n_draws, device)
-        permutation = (_shift_right(choice, 32) & 0xFFFF) % table.shape[0]
-        start = _shift_right(choice, 48) % keys.n_draws
-        return torch.stack([permutation * table.shape[1] + start, choice]).to(torch.int32)
+        shift, high = choice.view(torch.int32).view(-1, 2).unbind(1)
+        permutation, start = (high & 0xFFFF) % table.shape[0], (high >> 16 & 0xFFFF) % keys.n_draws
+        return torch.stack([permutation * table.shape[1] + start, shift])
 
-    return kept((device, keys, site, units), make, SHARED_BYTES)
+    return kept((device, keys, site, units), make, _CACHED_BYTES)
 
 
 def _halves(key: int | Tensor, numbers: Tensor) -> Tensor:
@@ -262,11 +267,9 @@ def _halves(key: int | Tensor, numbers: Tensor) -> Tensor:
 
 
 def _lattice(keys: Keys, draws: Sequence[int], places: Tensor) -> Tensor:
-    r"""The permuted lattice $\pi_k(t)/T$ of every unit $k$ as 32-bit words, `[draw, unit]`, draws innermost."""
-    table = permuted_lattices(keys.n_draws, places.device)
-    if [*draws] == [*range(draws[0], draws[0] + len(draws))]:
-        return table.view(-1).unfold(0, len(draws), 1)[places + draws[0]].t()
-    return table.view(-1)[places[:, None] + torch.tensor(draws, device=places.device)].t()
+    r"""The permuted lattice $\pi_k(t)/T$ of every unit $k$ as 32-bit words, `[draw, unit]`."""
+    index = places + torch.tensor(draws, dtype=torch.int32, device=places.device)[:, None]
+    return permuted_lattices(keys.n_draws, places.device).view(-1).index_select(0, index.view(-1)).view(index.shape)
 
 
 def _row_lattice(keys: Keys, draws: Sequence[int], rows: range, places: Tensor) -> Tensor:
@@ -277,7 +280,7 @@ def _row_lattice(keys: Keys, draws: Sequence[int], rows: range, places: Tensor) 
     turns = _shift_right(_hash(keys.stream(-1, _TURN), rows.start, rows.stop, places.device), 32)
     positions = (torch.tensor(draws, device=places.device)[:, None] + turns) % keys.n_draws
     if positions.numel() >= keys.n_draws:
-        return _lattice(keys, range(keys.n_draws), places).contiguous()[positions]
+        return _lattice(keys, range(keys.n_draws), places)[positions]
     return permuted_lattices(keys.n_draws, places.device).view(-1)[positions[..., None] + places]
 
 
@@ -311,7 +314,8 @@ def _hash_numbers(key: int | Tensor, numbers: Tensor) -> Tensor:
         stream = np.uint64(key) if isinstance(key, int) else key.numpy().view(np.uint64)
         state = numbers.numpy().view(np.uint64) * np.uint64(_INCREMENT) + stream
         for shift, multiplier in _ROUNDS:
-            state = (state ^ (state >> np.uint64(shift))) * np.uint64(multiplier)
+            state ^= state >> np.uint64(shift)
+            state *= np.uint64(multiplier)
         return torch.from_numpy((state ^ (state >> np.uint64(31))).view(np.int64))
     words = numbers * as_signed(_INCREMENT) + (as_signed(key) if isinstance(key, int) else key)
     for shift, multiplier in _ROUNDS:  # in place: those of a long sequence's attention are gigabytes
