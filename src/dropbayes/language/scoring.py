@@ -282,9 +282,8 @@ def checked_language_model(model: Any) -> nn.Module:
     if not isinstance(model, nn.Module) or not hasattr(type(generating_module(model)), "can_generate"):
         raise TypeError(f"`model` must be a language model of transformers; got {type(model).__name__}.")
     if any("_orig_mod" in module._modules or module._compiled_call_impl is not None for module in model.modules()):
-        raise ValueError(
-            "`model` must not be compiled: compiled code hides its dropout. Pass the model that was compiled."
-        )
+        rule = "must not be compiled: compiled code hides its dropout"
+        raise ValueError(f"`model` {rule}. Pass the model that was compiled.")
     homes = {type(module).__module__ for module in model.modules()}
     quantised = ("torch.ao.nn.quantized", "bitsandbytes", "hqq", "optimum.quanto", "torchao")
     if getattr(model, "is_quantized", False) or any(home.startswith(quantised) for home in homes):

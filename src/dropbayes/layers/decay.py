@@ -104,9 +104,8 @@ def _check_names(net: nn.Module, layers: Mapping[str, nn.Module], prior: Prior, 
     if unknown := sorted(given.keys() - layers.keys() - parameters):
         raise ValueError(f"`keep_probs` must name weight layers of `net`; got {unknown}. They are {sorted(layers)}.")
     if stated := sorted(name for name in given.keys() & layers.keys() if structure.states_keep_probs(layers[name])):
-        raise ValueError(
-            f"`keep_probs` must not name layers that state their own dropout; got {stated}. Change the layers."
-        )
+        rule = f"must not name layers that state their own dropout; got {stated}"
+        raise ValueError(f"`keep_probs` {rule}. Change the layers.")
     if unknown := sorted(prior.per_layer.keys() - {name for name, _ in net.named_modules()} - parameters):
         raise ValueError(f"`prior.per_layer` must name layers or parameters of `net`; got {unknown}.")
 

@@ -99,9 +99,8 @@ def predict(
     if method != "sampling" and (request.quantiles or keep_draws):
         raise ValueError(f'`quantiles` and `keep_draws` need draws; got method {method!r}. Use method="sampling".')
     if method == "controlled" and (automatic or not request.only_moments):
-        raise ValueError(
-            '`method` "controlled" corrects moments of a number of draws, without a likelihood of classes.'
-        )
+        rule = '"controlled" corrects moments of a number of draws, without a likelihood of classes'
+        raise ValueError(f"`method` {rule}.")
     nets: list[Any] = list(net) if isinstance(net, (list, tuple, nn.ModuleList)) else [net]
     if not nets or (len(nets) > 1 and (automatic or method != "sampling")):
         rule = 'be a network, or a list of some for method "sampling" with a number of draws'

@@ -236,10 +236,9 @@ def as_inputs(x: PyTree, net: nn.Module | None = None, *, row_axis: RowAxis = 0)
         raise ValueError(f"`row_axis` must name axes of one length; got lengths {sizes}.")
     for leaf, axis in zip(leaves, stated, strict=True):
         if _size(leaf, axis) == sizes[0] and leaf.layout is not torch.strided:
-            raise ValueError(
-                "`x` holds a sparse tensor, which cannot be cut into rows. Pass it dense, say which arguments have "
-                "rows, or pass row_axis=None if the whole input is one row (a graph)."
-            )
+            graph = "pass row_axis=None if the whole input is one row (a graph)"
+            remedy = f"Pass it dense, say which arguments have rows, or {graph}"
+            raise ValueError(f"`x` holds a sparse tensor, which cannot be cut into rows. {remedy}.")
     axes = tuple(
         axis if _size(leaf, axis) == sizes[0] or (axis is not None and is_cache(leaf)) else None
         for leaf, axis in zip(leaves, stated, strict=True)

@@ -25,7 +25,7 @@ from dropbayes.runtime.rounding import equal_but_for_rounding
 from dropbayes.sampling.inputs import Inputs, as_inputs, cloned_leaves
 from dropbayes.sampling.layouts import Layouts, output_layouts, row_of, site_layouts, site_names, whole_arguments
 from dropbayes.sampling.masks import named_site
-from dropbayes.sampling.probes import Probe, ProbeFailed, Prober, RowsDepend
+from dropbayes.sampling.probes import Probe, ProbeFailed, Prober, RowsDepend, rows_depend
 from dropbayes.sampling.profile import Profile
 from dropbayes.sampling.sequences import form, with_positions
 from dropbayes.sampling.settings import Sampling, check_sampling
@@ -275,10 +275,9 @@ def _sites_of_rows(probes: list[Probe], n_rows: int) -> tuple[tuple[Site, ...], 
         pairs = [(a, b) for a, b in zip(alone.recorder.sites, batch.recorder.sites, strict=False) if a.name == b.name]
         other = any(a.drop_prob != b.drop_prob and "rand" not in a.kind for a, b in pairs) and not batch.host.moved
         if other or any(site.kind == "randperm" and site.layout for site in sites):
-            raise RowsDepend(
-                "`net` permutes its rows, or drops with a probability that depends on them all. If it is augmentation, "
-                "name its module in Sampling(ignore_modules=...); otherwise row_axis=None takes the input as one row."
-            )
+            rule = "permutes its rows, or drops with a probability that depends on them all"
+            remedy = "If it is augmentation, name its module in Sampling(ignore_modules=...)"
+            raise RowsDepend(f"`net` {rule}. {remedy}; otherwise row_axis=None takes the input as one row.")
         if of_parts := _sites_of_parts(probes):  # a row may have several entries in one place
             lie = [s.name in of_parts and (s.layout is None or "rand" not in s.kind) for s in sites]
             return tuple(replace(s, layout=RowLayout(0, 0)) if p else s for s, p in zip(sites, lie, strict=True)), False
@@ -444,11 +443,8 @@ def _check_rows(
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in probe.tensors)
         has_scalar = any(not tensor.dim() for tensor in probe.tensors)
         loss = "If the scalar is a loss, leave the labels out of `x`. " if has_scalar else ""
-        raise RowsDepend(
-            f"`net` gives a row another output alone (shape {shapes}) than in its batch of {rows.n_rows} in evaluation "
-            f"mode: its rows depend on each other. {loss}{whole_arguments(rows)}"
-            "Pass row_axis=None to take the whole input as one row."
-        )
+        where = f"(shape {shapes}) than in its batch of {rows.n_rows} in evaluation mode"
+        raise rows_depend(f"gives a row another output alone {where}", loss + whole_arguments(rows))
 
 
 def _check_faithful(prober: Prober, rows: Inputs, plain: Probe, outputs: Layouts) -> None:
@@ -488,10 +484,9 @@ def _check_faithful(prober: Prober, rows: Inputs, plain: Probe, outputs: Layouts
                     stacklevel=2,
                 )
                 return
-        raise ValueError(
-            "`net` gives another output than a copy of its modules over the same weights: a forward or hook was "
-            "patched, or it reads modules past its module tree. Register what it reads as submodules and buffers."
-        )
+        cause = "a forward or hook was patched, or it reads modules past its module tree"
+        rule = f"gives another output than a copy of its modules over the same weights: {cause}"
+        raise ValueError(f"`net` {rule}. Register what it reads as submodules and buffers.")
     if not prober.in_double(rows, agrees_in_double):
         rule = "gives its rows other outputs in another order: it sorts them, or they depend on each other"
         raise RowsDepend(f"`net` {rule}. {whole_arguments(rows)}Pass row_axis=None to take the whole input as one row.")

@@ -6,7 +6,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from dropbayes.sampling.inputs import Inputs
-from dropbayes.sampling.probes import Probe, RowsDepend
+from dropbayes.sampling.probes import Probe, RowsDepend, rows_depend
 from dropbayes.tracing import RowLayout, Site
 
 Layouts = tuple[RowLayout | None, ...]  # of each tensor of an output
@@ -59,19 +59,15 @@ def site_layouts(alone: Probe, batch: Probe, n_rows: int) -> tuple[tuple[Site, .
 def output_layouts(alone: Probe, batch: Probe, n_rows: int) -> Layouts:
     """The layout of each tensor of the output; raises if there is none, since the rows then depend on each other."""
     if len(alone.tensors) != len(batch.tensors):
-        raise RowsDepend(
-            f"`net` gives {len(alone.tensors)} tensors for one row and {len(batch.tensors)} for {n_rows}: its rows "
-            "depend on each other. Pass row_axis=None to take the whole input as one row."
-        )
+        raise rows_depend(f"gives {len(alone.tensors)} tensors for one row and {len(batch.tensors)} for {n_rows}")
     layouts = []
     for one, more in zip(alone.tensors, batch.tensors, strict=True):
         layout = _layout(one.shape, more.shape, n_rows)
         if isinstance(layout, str) or (layout is not None and not layout.inner):
             squeezed = any(more.select(axis, 0).shape == one.shape for axis in range(more.dim()))
-            depend = "its rows depend on each other. Pass row_axis=None to take the whole input as one row."
             squeeze = "it squeezes the row axis of a single row. Name the axis, as in squeeze(-1)."
             rule = f"gives an output of shape {tuple(one.shape)} for one row, {tuple(more.shape)} for {n_rows}"
-            raise RowsDepend(f"`net` {rule}: {squeeze if squeezed else depend}")
+            raise RowsDepend(f"`net` {rule}: {squeeze}") if squeezed else rows_depend(rule)
         layouts.append(layout)
     return tuple(layouts)
 

@@ -24,6 +24,7 @@ from dropbayes.sampling.inputs import Inputs
 from dropbayes.sampling.inspection import Inspection, compared_rows, forget, inspect
 from dropbayes.sampling.masks import Keys, Positions
 from dropbayes.sampling.perceptron import Perceptron, as_perceptron, perceptron_moments, prepare
+from dropbayes.sampling.probes import rows_depend
 from dropbayes.sampling.profile import Profile
 from dropbayes.sampling.sequences import sequence_lengths
 from dropbayes.sampling.settings import Sampling
@@ -296,10 +297,8 @@ class Plan:
         for draw, several in together.items():
             apart = [out[work.draws.index(draw), :n_rows][None] for out in outputs]
             if not all(map(equal, several, apart)):
-                raise ValueError(
-                    "`net` chooses a branch by a value that it takes from all rows of a batch: its rows depend on "
-                    "each other. Pass row_axis=None to take the whole input as one row."
-                )
+                rule = "chooses a branch by a value that it takes from all rows of a batch"
+                raise ValueError(*rows_depend(rule).args)
 
     def _direct_block(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Block:
         assert self.direct is not None

@@ -68,6 +68,12 @@ class RowsDepend(ValueError):
     """Rows that give another output in a batch than alone."""
 
 
+def rows_depend(rule: str, remedy: str = "") -> RowsDepend:
+    """The error on a network whose rows depend on each other, with a remedy before the one that every network has."""
+    whole = "Pass row_axis=None to take the whole input as one row."
+    return RowsDepend(f"`net` {rule}: its rows depend on each other. {remedy}{whole}")
+
+
 def is_ignored(ignored: tuple[str, ...], name: str, module: nn.Module) -> bool:
     """Whether a module is named in `ignored`: by its class, its name, or the name of a module it is in."""
     return any(type(module).__name__ == one or name == one or name.startswith(f"{one}.") for one in ignored)

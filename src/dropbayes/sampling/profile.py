@@ -80,8 +80,7 @@ class Profile:
         for site in self.sites:
             if site.drop_prob is not None:
                 check_keep_prob(1 - site.drop_prob)  # not random, though not switched off: it drops everything
-        raise ValueError(
-            "`net` must have dropout to be a distribution over functions, but it has no dropout that is switched on: "
-            "every draw would be the same. Make a network that has it with dropbayes.add_dropout(net, drop_prob=0.1); "
-            "dropbayes.doctor(net, x) says what is random, and what is not and why."
-        )
+        rule = "must have dropout to be a distribution over functions, but it has no dropout that is switched on"
+        remedy = "Make a network that has it with dropbayes.add_dropout(net, drop_prob=0.1)"
+        doctor = "dropbayes.doctor(net, x) says what is random, and what is not and why"
+        raise ValueError(f"`net` {rule}: every draw would be the same. {remedy}; {doctor}.")

@@ -44,10 +44,9 @@ def with_positions(prober: Prober, flags: Flags, chosen: Probe, sites: tuple[Sit
     ranks = {site.name: len(site.shape) for site in chosen.recorder.sites}
     for site in sites:
         if ranks.get(site.name) != len(site.shape):
-            raise ValueError(
-                f"`positions` cannot be found for {site.name!r}: the network meets it with a cache only, or in another "
-                f"form than without. Name the module in Sampling(ignore_modules=...), or {_WITHOUT}."
-            )
+            why = "the network meets it with a cache only, or in another form than without"
+            remedy = f"Name the module in Sampling(ignore_modules=...), or {_WITHOUT}"
+            raise ValueError(f"`positions` cannot be found for {site.name!r}: {why}. {remedy}.")
     return tuple(replace(site, positions=known[site.name]) for site in sites)
 
 
@@ -101,10 +100,9 @@ def sequence_lengths(inputs: Inputs) -> tuple[int, ...]:
         with contextlib.suppress(ValueError):  # the states of a recurrence have no length
             past = int(cache.get_seq_length())
         if past is None and masks[decoder] <= lengths[decoder]:
-            raise ValueError(
-                f'`positions` "per_position" needs the length of the cache, which {type(cache).__name__} of '
-                'this network does not say. Pass an attention_mask of all positions, or take positions="tied".'
-            )
+            rule = f"needs the length of the cache, which {type(cache).__name__} of this network does not say"
+            remedy = 'Pass an attention_mask of all positions, or take positions="tied"'
+            raise ValueError(f'`positions` "per_position" {rule}. {remedy}.')
         lengths[decoder] = masks[decoder] if past is None else past + lengths[decoder]
     return tuple(lengths)
 

@@ -310,9 +310,8 @@ class KeyedSource(SiteSource):
             site = sites[self.site - 1]
         other = site.kind != kind or (drop_prob is not None and site.drop_prob != drop_prob)
         if other and not (self.alone or by_name):  # a draw may choose its drop probability
-            raise NetworkChanged(
-                f"site {self.site - 1} is {kind} with {drop_prob}, no longer {site.kind} with {site.drop_prob}"
-            )
+            before = f"{site.kind} with {site.drop_prob}"
+            raise NetworkChanged(f"site {self.site - 1} is {kind} with {drop_prob}, no longer {before}")
         return site
 
     def _learned(self, site: Site) -> Site:

@@ -165,10 +165,9 @@ def rows_first(out: Tensor, layout: RowLayout | None, n_draws: int, n_rows: int)
         return out.expand(n_draws, n_rows, *out.shape)
     if out.dim() <= layout.axis or out.shape[layout.axis] != n_draws * n_rows * layout.inner:
         if n_draws == n_rows == 1:
-            raise ValueError(
-                f"`net` gives outputs of different shapes, {tuple(out.shape)} here, for rows of one shape: their "
-                "number depends on the values of a row. Return a tensor of one shape, padded, with a mask."
-            )
+            rule = f"gives outputs of different shapes, {tuple(out.shape)} here, for rows of one shape"
+            remedy = "their number depends on the values of a row. Return a tensor of one shape, padded, with a mask"
+            raise ValueError(f"`net` {rule}: {remedy}.")
         raise UnsupportedStrategy("an output with rows along another axis")
     if n_draws == 1 and layout == RowLayout(0, 1):
         return out[None]

@@ -47,10 +47,9 @@ def training_probe(prober: Prober, rows: Inputs, plain: Probe) -> tuple[Probe, F
     every, some = (Counter((site.path, site.kind) for site in probe.recorder.sites) for probe in (full, chosen))
     missing = [f"{kind} in {path or 'the network'}" for path, kind in every - some]
     if missing := missing + [name for name in full.host.moved if name not in chosen.host.moved]:
-        raise ValueError(
-            f"`net` draws in training what cannot be switched on alone: {missing[0]}. Its training branch changes more "
-            "than dropout. Name the module in Sampling(ignore_modules=...), or let its output differ by dropout only."
-        )
+        rule = f"draws in training what cannot be switched on alone: {missing[0]}"
+        remedy = "Name the module in Sampling(ignore_modules=...), or let its output differ by dropout only"
+        raise ValueError(f"`net` {rule}. Its training branch changes more than dropout. {remedy}.")
     return chosen, flags
 
 
