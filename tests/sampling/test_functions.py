@@ -152,3 +152,86 @@ def test_the_gradient_of_what_is_computed_again_with_other_masks_is_refused(use_
     torch.testing.assert_close(one, db.draws(net, x, n_draws=4)[1])
     with pytest.raises(NotImplementedError, match="Switch checkpointing off"):
         one.sum().backward()
+
+
+# A draw of a batch is a batch whose rows have what they have alone -----------------------------------------------------
+
+
+class Turned(nn.Module):
+    """Steps of a sequence, which come first inside where an argument or a variable elsewhere says so."""
+
+    first = 0
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.dropout, self.b = nn.Linear(6, 8), nn.Dropout(0.3), nn.Linear(8, 2)
+
+    def forward(self, x, first=0):
+        turned = first or type(self).first
+        hidden = torch.tanh(self.a(x))
+        hidden = torch.tanh(self.dropout(hidden.transpose(0, 1) if turned else hidden))
+        return self.b(hidden.transpose(0, 1) if turned else hidden).flatten(1)
+
+
+@pytest.mark.parametrize("chosen", ["by an argument", "from elsewhere"])
+@pytest.mark.parametrize("masks", ["shared", "row"])
+def test_a_branch_under_which_rows_lie_along_another_axis_is_followed(monkeypatch, chosen, masks):
+    x = torch.randn(4, 4, 6, generator=torch.Generator().manual_seed(0))  # as many rows as steps
+    net, fresh = (build_turned() for _ in range(2))
+    for first in (0, 1):
+        if chosen == "from elsewhere":
+            monkeypatch.setattr(Turned, "first", first)
+        arguments = (x, first) if chosen == "by an argument" else (x,)
+        one = db.function_draw(net, 2, n_draws=5, masks=masks)(*arguments)
+        rows = [
+            db.draws(fresh, (x[i : i + 1], *arguments[1:]), n_draws=5, masks=masks, sampling=db.Sampling(row_offset=i))
+            for i in range(4)
+        ]
+        torch.testing.assert_close(one, torch.cat(rows, 1)[2])
+
+
+def build_turned():
+    torch.manual_seed(0)
+    return Turned().eval()
+
+
+class OfMany(nn.Module):
+    """A network that does otherwise with more than nine rows."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.a, self.dropout, self.b, self.change = nn.Linear(6, 16), nn.Dropout(0.3), nn.Linear(16, 2), change
+
+    def forward(self, x):
+        hidden = torch.tanh(self.a(x))
+        if len(x) <= 9:
+            return self.b(self.dropout(hidden))
+        if self.change == "centred":
+            return self.b(self.dropout(hidden - hidden.mean(0)))
+        return self.b(self.dropout(hidden.flip(0)).flip(0))
+
+
+@pytest.mark.parametrize("seen", [3, 20])
+def test_a_draw_of_more_rows_than_before_is_refused_where_they_depend_on_each_other(seen):
+    torch.manual_seed(0)
+    net, x = OfMany("centred"), torch.randn(20, 6)
+    with pytest.raises(ValueError, match=r"`net` gives a row another output alone"):
+        for rows in (x[:seen], x):
+            db.function_draw(net, 2, n_draws=5)(rows)
+
+
+def test_a_draw_of_more_rows_than_before_has_the_masks_of_each_row():
+    torch.manual_seed(0)
+    net, x = OfMany("reversed"), torch.randn(20, 6)
+    f = db.function_draw(net, 2, n_draws=5, masks="row")
+    torch.testing.assert_close(f(x)[:3], f(x[:3]))
+
+
+@pytest.mark.parametrize("name", ["dropout_mlp", "drop_connect", "drop_path_rand"])
+def test_a_draw_of_a_shard_has_the_masks_of_the_whole(name):
+    net, x = build(name)
+    whole = db.draws(net, x, n_draws=5, masks="row")[2]
+    for start, stop in ((0, 1), (1, 4), (3, 4)):
+        offset = db.Sampling(row_offset=start)
+        shard = db.function_draw(net, 2, n_draws=5, masks="row", sampling=offset)(x[start:stop])
+        torch.testing.assert_close(shard, whole[start:stop])

@@ -491,7 +491,7 @@ def test_the_rounding_of_a_small_output_is_not_taken_for_another_law_with_many_r
     layers = {"a": nn.Linear(4, 16, bias=False), "d": nn.Dropout(0.3), "o": nn.Linear(16, 8, bias=False)}
     net, x = made(0, Module(lambda m, x: m.o(m.d(torch.tanh(m.a(x)))), **layers)), 3 * torch.randn(8, 4)
     x[0] = 0  # of which the output is nothing but its rounding
-    evaluate, alone = planning.evaluate, []
+    evaluate, rows_alone, alone = planning.evaluate, planning.rows_alone, []
 
     def rounded(strategy, spec, work):
         outputs = evaluate(strategy, spec, work)
@@ -500,7 +500,13 @@ def test_the_rounding_of_a_small_output_is_not_taken_for_another_law_with_many_r
         alone.append(len(work.rows) * len(work.draws))
         return outputs
 
+    def noted(*args):
+        rows = rows_alone(*args)
+        alone.extend(one[0].shape[0] for one in rows.values())
+        return rows
+
     monkeypatch.setattr(planning, "evaluate", rounded)
+    monkeypatch.setattr(planning, "rows_alone", noted)
     inputs = as_inputs(x, net)
     list(planning.make_plan(net, inputs, keys=Sampling().keys(20, 0)).run(inputs))
     assert (alone == [1]) == agrees, "one row of one draw is compared; what differs goes on one by one"

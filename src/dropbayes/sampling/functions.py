@@ -20,8 +20,8 @@ from dropbayes.sampling.profile import Profile
 from dropbayes.sampling.routing import SentSource
 from dropbayes.sampling.settings import Sampling, check_sampling
 from dropbayes.sampling.source import KeyedSource, MaskSpec, UnsupportedStrategy
-from dropbayes.sampling.strategies import ONE_BY_ONE, Strategy, Work, evaluate
-from dropbayes.sampling.trials import chosen_strategy
+from dropbayes.sampling.strategies import DRAW_BY_DRAW, ONE_BY_ONE, Strategy, Work, called, evaluate
+from dropbayes.sampling.trials import check_block, chosen_strategy, rows_alone
 from dropbayes.tracing import Interception, Ones
 from dropbayes.tracing.generators import HostDraws, names_generators
 from dropbayes.tracing.outputs import split
@@ -142,37 +142,40 @@ def called_draw(
     inspection = inspect(net, seen, sampling.ignored, positions=by_position, any_length=by_position)
     inspection.profile.check_random()
     spec = mask_spec(inspection.profile, inputs, keys=keys, masks=masks, sampling=sampling)
+    rows = range(sampling.row_offset, sampling.row_offset + inputs.n_rows)
+    work = Work(inspection.network, inputs, list(inputs.leaves), draw, rows, pairs=min(64, inputs.n_rows))
     try:
-        return _one_draw(inspection, inputs, seen, spec, draw)
+        return _one_draw(inspection, work, seen, spec)
     except UnsupportedStrategy as changed:
         forget(net)
         transformed = any(map(operator.is_not, seen.leaves, inputs.leaves))  # which hides an autograd.Function's sites
         if transformed or any(map(is_cache, inputs.leaves)):  # already written into
             remedy = "Differentiate a draw by torch.autograd" if transformed else "Call it again with a new cache"
             raise ValueError(f"`net` met other sites than when it was inspected ({changed}). {remedy}.") from None
-        spec = replace(spec, profile=replace(spec.profile, by_name=True))
-        return _by_strategy(inspection, inputs, spec, draw, ONE_BY_ONE)
+        return _by_strategy(replace(spec, profile=replace(spec.profile, by_name=True)), work, ONE_BY_ONE)
 
 
-def _one_draw(inspection: Inspection, inputs: Inputs, seen: Inputs, spec: MaskSpec, draw: range) -> PyTree:
+def _one_draw(inspection: Inspection, work: Work, seen: Inputs, spec: MaskSpec) -> PyTree:
     """One draw of all rows: as a batch where that gives each row what it has alone, with the network's own output."""
-    lone = inputs.n_rows == 1 or any(map(is_cache, inputs.leaves))
+    n_rows, lone = len(work.rows), len(work.rows) == 1 or any(map(is_cache, work.leaves))
     strategy = ONE_BY_ONE if lone else chosen_strategy(inspection, seen, spec)
     if (not lone and strategy.rows != "together") or spec.profile.host_random or spec.profile.seeds_torch:
-        return _by_strategy(inspection, inputs, spec, draw, strategy)
-    source = (SentSource if spec.profile.moves_rows else KeyedSource)(spec, draw, range(inputs.n_rows), folded=True)
-    view = inspection.network()
-    leaves = cloned_leaves(inputs.leaves) if spec.profile.writes_input else inputs.leaves
-    source.follow(view.paths, inputs.tensors_of_rows(leaves))
-    with Interception(source):
-        output = eagerly(inputs.call)(view.net, leaves)
+        return _by_strategy(spec, work, strategy)
+    source = (SentSource if spec.profile.moves_rows else KeyedSource)(spec, work.draws, work.rows, folded=True)
+    output = eagerly(called)(source, work, work.leaves)
     source.finish(split(output)[0])
+    if not lone:  # among more rows than before, or on another branch, a row may have another result than alone
+        work = replace(work, inputs=seen, leaves=list(seen.leaves))
+        with torch.no_grad():
+            alone = rows_alone(inspection, strategy, spec, work, n_rows, n_rows)
+            together = evaluate(DRAW_BY_DRAW, spec, work) if alone else []
+            check_block(inspection, strategy, spec, work, n_rows, together, alone)
+        inspection.largest_block = max(inspection.largest_block, n_rows)
     return output
 
 
-def _by_strategy(inspection: Inspection, inputs: Inputs, spec: MaskSpec, draw: range, strategy: Strategy) -> PyTree:
+def _by_strategy(spec: MaskSpec, work: Work, strategy: Strategy) -> PyTree:
     """One draw of all rows, each alone or mapped over."""
-    rows, leaves = range(inputs.n_rows), cloned_leaves(inputs.leaves)
-    work = Work(inspection.network, inputs, leaves, draw, rows, pairs=min(64, inputs.n_rows))
-    pairs = zip(evaluate(strategy, spec, work), spec.profile.outputs, strict=True)
+    outputs = evaluate(strategy, spec, replace(work, leaves=cloned_leaves(work.leaves)))
+    pairs = zip(outputs, spec.profile.outputs, strict=True)
     return spec.profile.structure.build([move_row_axis(out[0], layout, 0) for out, layout in pairs])

@@ -21,14 +21,14 @@ from dropbayes.runtime.devices import autocast_dtype, cpu_threads, is_out_of_mem
 from dropbayes.runtime.rounding import equal_but_for_rounding
 from dropbayes.runtime.validation import check_choice
 from dropbayes.sampling.inputs import Inputs
-from dropbayes.sampling.inspection import Inspection, compared_rows, forget, inspect
+from dropbayes.sampling.inspection import Inspection, forget, inspect
 from dropbayes.sampling.masks import Keys, Positions
 from dropbayes.sampling.perceptron import Perceptron, as_perceptron, perceptron_moments, prepare
 from dropbayes.sampling.probes import rows_depend
 from dropbayes.sampling.profile import Profile
 from dropbayes.sampling.sequences import sequence_lengths
 from dropbayes.sampling.settings import Sampling
-from dropbayes.sampling.source import MaskSpec, NetworkChanged, UnknownSite, UnsupportedStrategy
+from dropbayes.sampling.source import MaskSpec, UnknownSite, UnsupportedStrategy
 from dropbayes.sampling.strategies import (
     BY_BRANCH,
     BY_PATH,
@@ -41,7 +41,7 @@ from dropbayes.sampling.strategies import (
     evaluate,
 )
 from dropbayes.sampling.streaming import mean_over_draws
-from dropbayes.sampling.trials import agrees, chosen_strategy, first_that_agrees, learned_sites
+from dropbayes.sampling.trials import Alone, check_block, chosen_strategy, learned_sites, rows_alone
 from dropbayes.tracing import RowLayout
 from dropbayes.tracing.views import checked_network
 
@@ -234,10 +234,10 @@ class Plan:
         at_sites = self.strategy == FOLDED and inputs.device.type == "cuda"  # which must not wait for the host
         network = functools.partial(self.inspection.network, at_sites=at_sites)
         work = Work(network, inputs, leaves, draws, range(first_row, first_row + size), pairs=self.pairs, parted=set())
-        alone = dict[int, list[Tensor]]()
+        alone: Alone = {}
         n_pairs = (len(rows) if self.profile.are_sent else size) * len(draws)  # copies of a row are sent where it is
         try:
-            alone = self._alone(self.inspection, work, len(rows), n_pairs)
+            alone = rows_alone(self.inspection, self.strategy, self.spec, work, len(rows), n_pairs)
             outputs = [out[:, : len(rows)] for out in evaluate(self.strategy, self.spec, work)]
         except Exception as error:
             if isinstance(error, UnsupportedStrategy) or is_out_of_memory(error):
@@ -246,10 +246,7 @@ class Plan:
                 self.inspection.most_rows = 2**62
                 raise
             raise _TooManyRows from error  # of which the first did well: a cache may have room for few
-        if not all(agrees(outputs, one, row, len(draws) - 1, within=0.05) for row, one in alone.items()):
-            compared_rows(self.net, inputs, self.inspection, None)  # raises if they depend on each other
-            raise UnsupportedStrategy("a network that does otherwise with many rows")
-        self._check_operations(self.inspection, work, inputs, rows)
+        check_block(self.inspection, self.strategy, self.spec, work, len(rows), outputs, alone)
         for out, layout in zip(outputs, self.profile.outputs, strict=False):
             if layout is None and self.spec.per_row and not inputs.is_one_row and bool((out != out[:1, :1]).any()):
                 raise ValueError('`net` drops an output that has no rows, as masks="row" needs. Pass masks="shared".')
@@ -258,28 +255,6 @@ class Plan:
         self.inspection.largest_block = n_pairs if alone else self.inspection.largest_block
         variances = [mean_over_draws(outputs.pop())] if self.spec.integrate else None
         return Block(rows, draws, outputs, variances)
-
-    def _check_operations(self, known: Inspection, work: Work, inputs: Inputs, rows: range) -> None:
-        """Tries the strategy once more on another branch than before, which a global or an argument may have chosen."""
-        if self.strategy in (FOLDED, MAPPED) and known.runs and work.runs - known.runs and not self.profile.are_sent:
-            known.strategies.clear()
-            known.findings.clear()
-            some = inputs.block(rows.start, rows.stop)  # cut only now: on a GPU, that waits for all work under way
-            if first_that_agrees(known, some, self.spec, [self.strategy]) != self.strategy:
-                raise NetworkChanged("other operations, under which masks lie otherwise")
-        known.runs |= work.runs
-
-    def _alone(self, known: Inspection, work: Work, n_rows: int, n_pairs: int) -> dict[int, list[Tensor]]:
-        """Rows of the last draw by the plain loop, to compare with the first block as large as this one.
-
-        A trial has few rows: of many, the last sent on may find no room, and one that is read may decide for all.
-        """
-        if self.strategy.rows != "together" or n_pairs <= known.largest_block:
-            return {}
-        decides = self.profile.reads_rows and not self.profile.numbers_vary  # true or false, of one row or of all
-        move = self.profile.are_sent or (self.profile.sorts_rows and self.strategy == FOLDED)  # the last may stay
-        some = range(n_rows)[-8:] if move or decides else range(n_rows)[-1:]
-        return {row: evaluate(ONE_BY_ONE, self.spec, replace(work.row(row), draws=work.draws[-1:])) for row in some}
 
     def _check_branches(self, work: Work, outputs: list[Tensor]) -> None:
         """Raises unless rows choose branches in a batch as they do alone: where they part, and in the first draws."""

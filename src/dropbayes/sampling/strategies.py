@@ -92,20 +92,26 @@ def _evaluate(strategy: Strategy, spec: MaskSpec, work: Work) -> list[Tensor]:
     return _map(spec, work) if strategy.draws == "mapped" and len(work.draws) > 1 else _fold(spec, work)
 
 
-def _run(source: KeyedSource, work: Work, leaves: list[PyTree]) -> list[Tensor]:
-    view, profile = work.network(), source.spec.profile
-    leaves = cloned_leaves(leaves) if profile.writes_input else leaves
+def called(source: KeyedSource, work: Work, leaves: list[PyTree]) -> PyTree:
+    """The network's own output, with masks from a source that has still to finish the tensors in it."""
+    view = work.network()
+    leaves = cloned_leaves(leaves) if source.spec.profile.writes_input else leaves
     source.follow(view.paths, work.inputs.tensors_of_rows(leaves))
     mode = Interception(source)
     with mode.at_sites() if view.at_sites else mode:
-        tensors, structure = split(work.inputs.call(view.net, leaves))
+        output = work.inputs.call(view.net, leaves)
     if mode.drawn_elsewhere:
         raise NetworkChanged("random numbers that are asked for elsewhere than before")
+    work.runs.add(hash(tuple(mode.operations)))
+    return output
+
+
+def _run(source: KeyedSource, work: Work, leaves: list[PyTree]) -> list[Tensor]:
+    (tensors, structure), profile = split(called(source, work, leaves)), source.spec.profile
     if profile.draws_branch and structure.leaves != profile.structure.leaves:
         rule = "return numbers as tensors: its output holds a Python number that depends on the draw"
         raise ValueError(f"`net` must {rule}. Return the tensor it was read from.")
     outputs = source.finish(tensors)
-    work.runs.add(hash(tuple(mode.operations)))
     # A network that differentiates itself would keep the graph of every draw.
     return outputs if torch.is_grad_enabled() else [output.detach() for output in outputs]
 

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from dropbayes.runtime.devices import autocast_dtype, changed_setting
 from dropbayes.runtime.rounding import equal_but_for_rounding
 from dropbayes.sampling.inputs import Inputs, cloned_leaves
-from dropbayes.sampling.inspection import Inspection
+from dropbayes.sampling.inspection import Inspection, compared_rows
 from dropbayes.sampling.masks import Keys
 from dropbayes.sampling.probes import double_inputs
-from dropbayes.sampling.source import MaskSpec, UnsupportedStrategy
+from dropbayes.sampling.source import MaskSpec, NetworkChanged, UnsupportedStrategy
 from dropbayes.sampling.strategies import (
     BY_BRANCH,
     BY_PATH,
@@ -42,6 +42,8 @@ from dropbayes.tracing.views import View
 # on a GPU at least this many operations saved.
 _MAPPING_PAYS = {"cpu": (0.05, 0.0), "cuda": (0.2, 1e12)}
 _SMALL_NETWORK = 1e5  # operations of a row: fewer take no longer than their calls
+
+Alone = dict[int, list[Tensor]]  #: What rows have alone, by their place in a block.
 
 
 def chosen_strategy(inspection: Inspection, inputs: Inputs, spec: MaskSpec, *, invariant: bool = False) -> Strategy:
@@ -162,6 +164,34 @@ def learned_sites(spec: MaskSpec, work: Work) -> tuple[Site, ...] | None:
             if new.keys() <= met.keys():
                 return tuple(new.values())
     return None
+
+
+def rows_alone(known: Inspection, strategy: Strategy, spec: MaskSpec, work: Work, n_rows: int, n_pairs: int) -> Alone:
+    """Rows of the last draw by the plain loop, to compare with the first block as large as this one."""
+    # A trial has few rows: of many, the last sent on may find no room, and one that is read may decide for all.
+    profile = spec.profile
+    if strategy.rows != "together" or n_pairs <= known.largest_block:
+        return {}
+    decides = profile.reads_rows and not profile.numbers_vary  # true or false, of one row or of all
+    move = profile.are_sent or (profile.sorts_rows and strategy == FOLDED)  # the last may stay
+    some = range(n_rows)[-8:] if move or decides else range(n_rows)[-1:]
+    return {row: evaluate(ONE_BY_ONE, spec, replace(work.row(row), draws=work.draws[-1:])) for row in some}
+
+
+def check_block(
+    known: Inspection, strategy: Strategy, spec: MaskSpec, work: Work, n_rows: int, outputs: list[Tensor], alone: Alone
+) -> None:
+    """Raises unless a block gives rows what they have alone, and other operations than before do not misplace masks."""
+    if not all(agrees(outputs, one, row, len(work.draws) - 1, within=0.05) for row, one in alone.items()):
+        compared_rows(cast(nn.Module, known.net()), work.inputs, known, None)  # raises if they depend on each other
+        raise UnsupportedStrategy("a network that does otherwise with many rows")
+    if strategy in (FOLDED, MAPPED) and known.runs and work.runs - known.runs and not spec.profile.are_sent:
+        known.strategies.clear()  # a global or an argument may have chosen another branch
+        known.findings.clear()
+        some = replace(work.inputs, leaves=tuple(work.leaves)).block(0, n_rows)
+        if first_that_agrees(known, some, spec, [strategy]) != strategy:
+            raise NetworkChanged("other operations, under which masks lie otherwise")
+    known.runs |= work.runs
 
 
 def agrees(outputs: list[Tensor], expected: list[Tensor], row: int, draw: int, within: float = 0.0) -> bool:
