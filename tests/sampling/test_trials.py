@@ -394,3 +394,20 @@ def test_units_that_rounding_alone_keeps_from_zero_are_no_reason_to_run_rows_apa
     net = Module(forward, dropout=nn.Dropout(0.2), last=nn.Linear(64, 3)).eval()
     net.weight, net.order = nn.Parameter(torch.randn(256, 64)), torch.randperm(256)
     assert db.predict(net, torch.randn(20, 256), n_draws=10).method == "mapped"
+
+
+# Many rows ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_masks_of_a_lone_row_of_few_units_are_its_own_among_its_copies():
+    def forward(self, x):
+        hidden = torch.tanh(self.a(x))
+        masked = self.d(hidden.flip(0)).flip(0) if len(x) > 9 else self.d(hidden)
+        return torch.tanh(self.b(masked))
+
+    for seed in range(16):  # in one of ten, one draw of another row's mask was near enough
+        torch.manual_seed(seed)
+        net = Module(forward, a=nn.Linear(6, 8), d=nn.Dropout(0.3), b=nn.Linear(8, 2)).eval()
+        x = torch.randn(1, 6)
+        expected = torch.stack([db.function_draw(net, i, n_draws=5, masks="row")(x) for i in range(5)])
+        torch.testing.assert_close(db.draws(net, x, n_draws=5, masks="row"), expected)
