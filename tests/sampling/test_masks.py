@@ -175,3 +175,20 @@ def test_a_network_that_works_in_place_leaves_the_cached_masks_as_they_are(monke
     assert torch.equal(db.draws(net, x, n_draws=20), first)
     monkeypatch.setattr(masks, "kept", masks._Kept())
     assert torch.equal(db.draws(net, x, n_draws=20), first)
+
+
+@pytest.mark.parametrize("shape", [(0, 6), (1, 1)])
+@pytest.mark.parametrize("by_position", [False, True])
+def test_sites_of_no_unit_and_of_one_have_masks(shape, by_position):
+    units = Units(shape, (0,), (3,)) if by_position else None
+    spec = {"drop_prob": 0.5, "draws": range(4), "rows": None, "dtype": torch.float32, "device": CPU}
+    assert keep_mask(Keys(0, 4), 1, shape=shape, units=units, **spec).shape == (4, *shape)
+
+
+@pytest.mark.parametrize("sampler", masks.SAMPLERS)
+@pytest.mark.parametrize("shape", [(5,), (2**17 + 3,)])  # the second is made in parts
+def test_masks_of_some_draws_are_those_among_all(sampler, shape):
+    keys, some = Keys(3, 20, sampler), (1, 2, 7, 19)
+    whole = mask(keys, shape=shape)
+    assert torch.equal(mask(keys, draws=some, shape=shape), whole[list(some)])
+    assert torch.equal(torch.cat([mask(keys, draws=range(t, t + 1), shape=shape) for t in range(20)]), whole)

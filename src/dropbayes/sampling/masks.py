@@ -253,7 +253,7 @@ def _chosen(keys: Keys, site: int, units: int | Units, device: torch.device) -> 
     def make() -> Tensor:
         numbers = units.numbers(device) if isinstance(units, Units) else torch.arange(units, device=device)
         choice, table = _hash_numbers(keys.stream(site, _UNIT), numbers), permuted_lattices(keys.n_draws, device)
-        shift, high = choice.view(torch.int32).view(-1, 2).unbind(1)
+        shift, high = choice.to(torch.int32), (choice >> 32).to(torch.int32)
         permutation, start = (high & 0xFFFF) % table.shape[0], (high >> 16 & 0xFFFF) % keys.n_draws
         return torch.stack([permutation * table.shape[1] + start, shift])
 

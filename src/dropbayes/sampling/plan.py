@@ -29,17 +29,7 @@ from dropbayes.sampling.profile import Profile
 from dropbayes.sampling.sequences import sequence_lengths
 from dropbayes.sampling.settings import Sampling
 from dropbayes.sampling.source import MaskSpec, UnknownSite, UnsupportedStrategy
-from dropbayes.sampling.strategies import (
-    BY_BRANCH,
-    BY_PATH,
-    DRAW_BY_DRAW,
-    FOLDED,
-    MAPPED,
-    ONE_BY_ONE,
-    Strategy,
-    Work,
-    evaluate,
-)
+from dropbayes.sampling.strategies import BY_BRANCH, BY_PATH, FOLDED, MAPPED, ONE_BY_ONE, Strategy, Work, evaluate
 from dropbayes.sampling.streaming import mean_over_draws
 from dropbayes.sampling.trials import Alone, check_block, chosen_strategy, learned_sites, rows_alone
 from dropbayes.tracing import RowLayout
@@ -265,7 +255,7 @@ class Plan:
         try:
             for draw in some if n_rows > 1 else ():
                 one = replace(work, leaves=leaves, draws=range(draw, draw + 1), rows=work.rows[:n_rows])
-                together[draw] = evaluate(DRAW_BY_DRAW, self.spec, one)
+                together[draw] = evaluate(FOLDED, self.spec, one)
         except Exception:  # no mask can be laid on rows that go different ways
             return
         equal = functools.partial(equal_but_for_rounding, offsets=False, precision=autocast_dtype(work.inputs.device))
