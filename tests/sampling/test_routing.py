@@ -133,3 +133,16 @@ def test_one_path_takes_one_pass():
     calls.clear()
     replace(plan, strategy=DRAW_BY_DRAW).collected(inputs)
     assert calls == 40 * [plan.block_rows]
+
+
+def test_a_network_that_takes_few_rows_at_once_runs_draw_by_draw():
+    def forward(m, x):
+        if len(x) > 30:
+            raise RuntimeError("no room for so many rows")
+        return skipping(m, x)
+
+    net, inputs = network(forward), as_inputs(torch.randn(8, 6))
+    sampling = Sampling(batch_invariant=False)
+    plan = make_plan(net, inputs, keys=sampling.keys(40, 0), sampling=sampling)
+    loop = replace(plan, strategy=ONE_BY_ONE, block_rows=1).collected(inputs)[0]
+    torch.testing.assert_close(plan.collected(inputs)[0], loop)

@@ -104,7 +104,7 @@ class Plan:
     @property
     def rows_at_once(self) -> int:
         """The rows that go through the network in one pass, those of folded draws included."""
-        return self.block_rows * (self.chunk_draws if self.strategy in (FOLDED, BY_PATH) else 1)
+        return self.block_rows * (self.chunk_draws if self.strategy == FOLDED else 1)
 
     def replicate(self, number: int) -> Plan:
         """The plan with draws that are independent of those of other replicates."""

@@ -87,6 +87,8 @@ class GroupedSource(KeyedSource):
     It may be used for nothing but the comparison by which they were grouped, in which theirs must agree.
     """
 
+    by_kernels = False
+
     def follow(self, paths: Mapping[int, str], inputs: Sequence[Tensor]) -> None:
         super().follow(paths, inputs)
         self._numbers_for = dict[int, tuple[Tensor, Tensor]]()  # by the id of a number: itself, and those it stands for
@@ -96,14 +98,11 @@ class GroupedSource(KeyedSource):
         if self._drawn is not None:
             self._numbers_for[id(result)], self._drawn = (result, self._drawn.to(result.dtype)), None
             return
-        for number in operands((*args, *kwargs.values())) if self._numbers_for else ():
-            if id(number) not in self._numbers_for or not uses_values(func, result):
-                continue
-            if func not in LESS | MORE:
-                raise UnsupportedStrategy("a gate's number that is used otherwise")
-            sides = func(*(self._numbers_for[id(number)][1] if arg is number else arg for arg in args), **kwargs)
-            if not bool((sides == result).all()):
-                raise UnsupportedStrategy("draws that take other paths")
+        for number in operands((*args, *kwargs.values())) if uses_values(func, result) else ():
+            if id(number) in self._numbers_for:
+                theirs = [self._numbers_for[id(number)][1] if arg is number else arg for arg in args]
+                if func not in LESS | MORE or not bool((func(*theirs, **kwargs) == result).all()):
+                    raise UnsupportedStrategy("draws that take other paths")
 
     def _layout(self, site: Site, shape: tuple[int, ...]) -> tuple[RowLayout | None, tuple[int, ...]]:
         return (None, shape) if site.name in self.gates else super()._layout(site, shape)
@@ -115,11 +114,11 @@ class GroupedSource(KeyedSource):
         return uniforms
 
 
-def same_paths(spec: MaskSpec, draws: Sequence[int]) -> list[tuple[int, ...]]:
+def same_paths(spec: MaskSpec, draws: Sequence[int]) -> list[Sequence[int]]:
     """The draws in groups whose gates lie on the same sides of their numbers."""
     source, groups = KeyedSource(spec, draws, range(1), folded=True), dict[tuple[bool, ...], list[int]]()
     gates = [site for site in spec.profile.sites if site.name in source.gates]
     sides = [source._uniforms(s, s.shape, torch.device("cpu")).view(len(draws)) < source.gates[s.name] for s in gates]
     for draw, path in zip(draws, torch.stack(sides, 1).tolist(), strict=True):
         groups.setdefault(tuple(path), []).append(draw)
-    return [tuple(group) for group in groups.values()]
+    return [tuple(group) if len(group) > 1 else range(group[0], group[0] + 1) for group in groups.values()]

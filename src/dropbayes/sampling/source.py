@@ -98,6 +98,8 @@ class KeyedSource(SiteSource):
         learned: Where sites that were not met before are noted, by name; they then have the numbers of a trial.
     """
 
+    by_kernels = True  # whose draws follow each other
+
     def __init__(
         self, spec: MaskSpec, draws: Sequence[int], rows: range, *, folded: bool, rows_mapped: bool = False,
         among: Sequence[int] | None = None, made: Made | None = None, learned: dict[str, Site] | None = None,
@@ -185,7 +187,7 @@ class KeyedSource(SiteSource):
         if drawn is not None and site.layout is None:
             return drawn
         layout, inner_shape = self._layout(site, shape)
-        kernels = kernels_on(device)
+        kernels = kernels_on(device) if self.by_kernels else None
         plain = self.spec.positions is None and not self.spec.trial and not self.rows_mapped
         if kernels is not None and layout is not None and layout.inner and plain and math.prod(shape):
             result: Tensor = kernels.uniforms(
@@ -458,7 +460,7 @@ class KeyedSource(SiteSource):
 
     def _kernels(self, x: Tensor) -> Any:
         """The kernels for `x`; None where torch must see what is done: for gradients, within other transforms."""
-        is_own = (transform_depth() or 0) == max(self.level or 0, self.row_level or 0)
+        is_own = self.by_kernels and (transform_depth() or 0) == max(self.level or 0, self.row_level or 0)
         return kernels_on(x.device) if is_own and not (torch.is_grad_enabled() and x.requires_grad) else None
 
     def _dropout_by_kernel(

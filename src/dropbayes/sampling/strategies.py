@@ -137,12 +137,13 @@ def _fold_paths(spec: MaskSpec, work: Work) -> list[Tensor]:
     """The draws that take one path through the network folded, path by path."""
     groups, runs = same_paths(spec, work.draws), list[list[Tensor]]()
     for group in groups:
+        one = replace(work, draws=group, made={})
         try:
-            runs.append(_fold(spec, replace(work, draws=group)))
-        except UnsupportedStrategy:
-            if spec.trial:
+            runs.append(_fold(spec, one))
+        except Exception as error:  # a path that no trial took, or too many rows
+            if spec.trial or is_out_of_memory(error):
                 raise
-            runs.append(_evaluate(DRAW_BY_DRAW, spec, replace(work, draws=group, made={})))  # a path that no trial took
+            runs.append(_evaluate(DRAW_BY_DRAW, spec, one))
     order = torch.tensor([draw for group in groups for draw in group]).argsort()
     return [torch.cat(tensors)[order] for tensors in zip(*runs, strict=True)]
 

@@ -59,12 +59,12 @@ def chosen_strategy(inspection: Inspection, inputs: Inputs, spec: MaskSpec, *, i
     shares_prefix = profile.prefix_share > least_share and saved >= least_saved
     key = (spec.per_row, shares_prefix, spec.positions is None, autocast_dtype(inputs.device))
     if key not in inspection.strategies:
-        candidates = _candidates(spec, shares_prefix, inputs.is_one_row, device == "cpu")
+        candidates = _candidates(spec, shares_prefix, inputs.is_one_row)
         inspection.strategies[key] = first_that_agrees(inspection, inputs, spec, candidates)
     return inspection.strategies[key]
 
 
-def _candidates(spec: MaskSpec, shares_prefix: bool, is_one_row: bool, on_cpu: bool) -> list[Strategy]:
+def _candidates(spec: MaskSpec, shares_prefix: bool, is_one_row: bool) -> list[Strategy]:
     """The strategies worth a trial, from the fastest on; the plain loop needs none."""
     profile, per_row = spec.profile, spec.per_row
     together = is_one_row or not (profile.rows_depend or profile.one_row)
@@ -77,7 +77,7 @@ def _candidates(spec: MaskSpec, shares_prefix: bool, is_one_row: bool, on_cpu: b
         return apart
     if in_turn:
         by_path = profile.gates and profile.rows_together and not (is_one_row or profile.moves_rows)
-        return [*sent, *([BY_PATH] if by_path and on_cpu else []), DRAW_BY_DRAW]
+        return [*sent, *([BY_PATH] if by_path else []), DRAW_BY_DRAW]
     if not together:
         # A batch may do where the number is seen to vary with the rows: the trial then shows that it does no harm.
         together = profile.numbers_vary and not (per_row or profile.one_row or profile.ranks_rows)
