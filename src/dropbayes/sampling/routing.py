@@ -101,7 +101,7 @@ class GroupedSource(KeyedSource):
         for number in operands((*args, *kwargs.values())) if uses_values(func, result) else ():
             if id(number) in self._numbers_for:
                 theirs = [self._numbers_for[id(number)][1] if arg is number else arg for arg in args]
-                if func not in LESS | MORE or not bool((func(*theirs, **kwargs) == result).all()):
+                if kwargs or func not in LESS | MORE or not bool((func(*theirs) == result).all()):
                     raise UnsupportedStrategy("draws that take other paths")
 
     def _layout(self, site: Site, shape: tuple[int, ...]) -> tuple[RowLayout | None, tuple[int, ...]]:

@@ -168,11 +168,11 @@ class Recorder(Ones):
         uniform = next((tensor for tensor in operands((*args, *kwargs.values())) if id(tensor) in self._scalars), None)
         if uniform is None or not uses_values(func, result):
             return
-        index, side, chance, number = self._scalars[id(uniform)], int(args[-1] is uniform), None, None
-        if func in LESS | MORE and len(args) == 2 and isinstance(args[1 - side], (int, float)):
-            number = float(args[1 - side])
+        index, chance, number = self._scalars[id(uniform)], None, None
+        if func in LESS | MORE and len(args) == 2 and isinstance(args[place := int(args[0] is uniform)], (int, float)):
+            number = float(args[place])
             below = min(max(number, 0.0), 1.0)
-            chance = below if (func in LESS) == (side == 0) else 1 - below
+            chance = below if (func in LESS) == (place == 1) else 1 - below
         # Compared with a second number, with a tensor, or used otherwise, it may choose between more than two branches.
         known = self.sites[index].drop_prob if index in self._compared else chance
         self._compared.add(index)
