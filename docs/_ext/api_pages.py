@@ -34,7 +34,7 @@ GROUPS = {
         "sampling.functions", "sampling.plan", "sampling.strategies", "sampling.trials", "sampling.source",
         "sampling.inspection", "sampling.probes", "sampling.layouts", "sampling.profile", "sampling.perceptron",
         "sampling.masks", "sampling.inputs", "sampling.streaming", "sampling.settings",
-        "tracing.views", "tracing.states", "tracing.generators", "tracing.recorder", "tracing.watch",
+        "tracing.outputs", "tracing.views", "tracing.states", "tracing.generators", "tracing.recorder", "tracing.watch",
         "predictive.prediction", "predictive.statistics",
     ],
 }  # fmt: skip
