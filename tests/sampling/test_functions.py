@@ -173,14 +173,25 @@ class Turned(nn.Module):
         return self.b(hidden.transpose(0, 1) if turned else hidden).flatten(1)
 
 
+class TurnedByAxis(Turned):
+    """The same operations whichever comes first: a number says which axis."""
+
+    def forward(self, x, first=0):
+        axis = first or type(self).first
+        hidden = torch.tanh(self.dropout(torch.tanh(self.a(x)).transpose(0, axis)))
+        return self.b(hidden.transpose(0, axis)).flatten(1)
+
+
+@pytest.mark.parametrize("cls", [Turned, TurnedByAxis])
 @pytest.mark.parametrize("chosen", ["by an argument", "from elsewhere"])
 @pytest.mark.parametrize("masks", ["shared", "row"])
-def test_a_branch_under_which_rows_lie_along_another_axis_is_followed(monkeypatch, chosen, masks):
+def test_a_branch_under_which_rows_lie_along_another_axis_is_followed(monkeypatch, cls, chosen, masks):
     x = torch.randn(4, 4, 6, generator=torch.Generator().manual_seed(0))  # as many rows as steps
-    net, fresh = (build_turned() for _ in range(2))
+    net, other, fresh = (built(cls) for _ in range(3))
+    as_given = db.Sampling(batch_invariant=False)
     for first in (0, 1):
         if chosen == "from elsewhere":
-            monkeypatch.setattr(Turned, "first", first)
+            monkeypatch.setattr(cls, "first", first)
         arguments = (x, first) if chosen == "by an argument" else (x,)
         one = db.function_draw(net, 2, n_draws=5, masks=masks)(*arguments)
         rows = [
@@ -188,11 +199,13 @@ def test_a_branch_under_which_rows_lie_along_another_axis_is_followed(monkeypatc
             for i in range(4)
         ]
         torch.testing.assert_close(one, torch.cat(rows, 1)[2])
+        several = db.draws(other, arguments, n_draws=5, masks=masks, sampling=as_given)
+        torch.testing.assert_close(several, torch.cat(rows, 1))
 
 
-def build_turned():
+def built(cls):
     torch.manual_seed(0)
-    return Turned().eval()
+    return cls().eval()
 
 
 class OfMany(nn.Module):

@@ -185,7 +185,8 @@ def check_block(
     if not all(agrees(outputs, one, row, len(work.draws) - len(one[0]), 0.05) for row, one in alone.items()):
         compared_rows(cast(nn.Module, known.net()), work.inputs, known, None)  # raises if they depend on each other
         raise UnsupportedStrategy("a network that does otherwise with many rows")
-    if strategy in (FOLDED, MAPPED) and known.runs and work.runs - known.runs and not spec.profile.are_sent:
+    turns = spec.profile.draws_branch or spec.profile.host_random  # so that draws differ in their operations
+    if strategy.rows == "together" and known.runs and work.runs - known.runs and not (turns or spec.profile.are_sent):
         known.strategies.clear()  # a global or an argument may have chosen another branch
         known.findings.clear()
         some = replace(work.inputs, leaves=tuple(work.leaves)).block(0, n_rows)

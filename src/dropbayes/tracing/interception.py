@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
 from dropbayes.tracing import dropout, layers, random_numbers
-from dropbayes.tracing.operations import Arguments, NamedArguments
+from dropbayes.tracing.operations import Arguments, NamedArguments, axes_in
 from dropbayes.tracing.sources import Handlers, RandomMode, Source, UnsupportedStrategy
 from dropbayes.tracing.views import Flags, View
 from dropbayes.tracing.watch import SharedWrite
@@ -35,7 +35,7 @@ class Interception(RandomMode):
         # Where somebody has replaced it, torch's own F.dropout calls itself by what stands in its place.
         self._handlers = HANDLERS if F.dropout in HANDLERS else {**HANDLERS, F.dropout: HANDLERS[torch.dropout]}
         self._after = None if type(source).after is Source.after else source.after
-        self.operations: list[Any] = []  # in their order: another branch shows here
+        self.operations: list[Any] = []  # in their order, with their axes: another branch shows here
         self.drawn_elsewhere = False  # in a pass that enters the mode at sites alone, random numbers of torch's own
         self._stop: Exception | None = None  # that ends the pass, which another way of running may not meet
 
@@ -60,7 +60,7 @@ class Interception(RandomMode):
         self, func: Callable[..., Any], types: Any, args: Arguments = (), kwargs: NamedArguments | None = None
     ) -> PyTree:
         kwargs = kwargs or {}
-        self.operations.append(func)
+        self.operations += (func, *axes_in(func, args, kwargs))
         handler = self._handlers.get(func)
         try:
             result = func(*args, **kwargs) if handler is None else handler(self, func, *args, **kwargs)

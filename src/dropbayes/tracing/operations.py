@@ -81,6 +81,19 @@ def operands(values: Iterable[Any]) -> list[Tensor]:
     return found
 
 
+def axes_in(func: Operation, args: Arguments, kwargs: NamedArguments) -> list[Any]:
+    """What may be an axis among the arguments of an operation: small numbers that are no lengths, and equations."""
+    given = [a for a in (*args, *kwargs.values()) if type(a) in (int, tuple, list, str)]
+    if not given or func.__name__ in ("view", "reshape", "expand", "repeat", "__getitem__"):
+        return []
+    return [tuple(a) if type(a) is list else a for a in given if type(a) is str or _are_axes(a)]
+
+
+def _are_axes(value: Any) -> bool:
+    numbers = (value,) if type(value) is int else value
+    return all(type(number) is int and -8 <= number < 8 for number in numbers)
+
+
 def uses_values(func: Operation, result: Any) -> bool:
     """Whether an operation with this result uses the values of its tensors, not only their form."""
     return torch.is_tensor(result) or func in SCALARS or READS.get(func, False)
