@@ -34,6 +34,19 @@ def test_a_mapping_is_an_argument_where_none_of_its_names_is():
     assert network_arguments(Named(), {"x": 1, "mask": 2, "y": 3, "labels": 4}) == {"x": 1, "mask": 2}
 
 
+def test_a_network_that_reads_its_arguments_by_name_is_no_wrapper_of_its_layers():
+    class Sum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+
+        def forward(self, *args, **kwargs):
+            return self.layers(kwargs["a"] + kwargs["b"])
+
+    batch = {"a": torch.ones(2, 3), "b": torch.ones(2, 3)}
+    assert not takes_whole(Sum(), batch) and db.draws(Sum(), batch, n_draws=4).shape == (4, 2, 1)
+
+
 def test_a_sequence_is_an_argument_where_there_is_one_place():
     assert takes_whole(nn.Linear(3, 1), (1, 2)) and not takes_whole(nn.Linear(3, 1), (1,))
     assert not takes_whole(Named(), (1, 2)) and not takes_whole(nn.LSTM(3, 1), (1, 2))

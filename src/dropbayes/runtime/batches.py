@@ -62,7 +62,8 @@ def labelled_batch(net: nn.Module, batch: PyTree, name: str) -> tuple[PyTree, Py
 def takes_whole(net: nn.Module, batch: Mapping[str, Any] | Sequence[PyTree]) -> bool:
     """Whether a network takes a mapping or sequence as one argument: it knows none of its names, or has one place."""
     has_names = isinstance(batch, Mapping)
-    accepted = _parameters_of(net, inside=has_names) or []  # a wrapper may have more places
+    of_tensors = all(type(child).__module__.startswith("torch.nn.") for child in net.children())  # none takes a mapping
+    accepted = _parameters_of(net, inside=has_names and not of_tensors) or []  # a wrapper may have more places
     if has_names:
         return bool(accepted) and not any(p.kind is p.VAR_KEYWORD or p.name in batch for p in accepted)
     places = [p.kind for p in accepted if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD)]
