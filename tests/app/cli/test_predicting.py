@@ -209,6 +209,16 @@ def test_an_engine_writes_a_folder_with_the_numbers_of_the_command_without_one(m
     assert digest(written(tmp_path / "out")) == digest(pq.read_table(tmp_path / "plain.parquet")) == expected
 
 
+def test_the_table_that_is_read_is_not_written_over(models, tmp_path):
+    rows, link = tmp_path / "rows.csv", tmp_path / "link.csv"
+    rows.write_text((models / "new.csv").read_text())
+    link.symlink_to(rows)
+    for output in (rows, link):
+        result = run("predict", models / "numbers", rows, "-o", output, "--keep", "none")
+        assert result.code == 2 and "'-o': is DATA; name another" in result.err
+    assert rows.read_text() == (models / "new.csv").read_text()
+
+
 def test_options_of_the_one_way_are_refused_in_the_other(models):
     keeping = run("predict", models / "numbers", "rows.parquet", "-o", "out", "--engine", "processes", "--keep", "none")
     assert keeping.code == 2 and "has no --keep" in keeping.err

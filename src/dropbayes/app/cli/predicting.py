@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import pathlib
 import shlex
 import sys
@@ -72,6 +73,7 @@ def predict(
     for option, is_wrong, rule in (
         ("--engine", engine and of_files, "has no --keep, --block-rows, --delimiter or --encoding"),
         ("-o", engine and output == "-", "must name a folder with --engine, which writes parts; got '-'"),
+        ("-o", os.path.isfile(output) and os.path.realpath(output) == os.path.realpath(data), "is DATA; name another"),
         ("--workers, --address", (workers or address) and not engine, "are those of an engine; name one with --engine"),
         ("--method", method != "sampling" and of_draws, f"{method} makes no draws; leave out --n-draws and --seed"),
         ("--max-draws", max_draws and n_draws != "auto", "is for --n-draws auto; give both, or neither"),

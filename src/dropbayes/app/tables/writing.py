@@ -20,7 +20,7 @@ def without_formulas(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.Chunked
     """The texts with a single quote before each that a spreadsheet would run as a formula; numbers stay."""
     suspect = pc.match_substring_regex(texts, r"^[=+\-@\t\r\n＝＋－＠]")  # a number may begin with a sign
     if not pc.any(suspect).as_py():
-        return texts  # the pattern of numbers takes milliseconds to compile
+        return texts
     dangerous = pc.and_not(suspect, pc.match_substring_regex(texts, ANY_NUMBER))
     return pc.if_else(dangerous, pc.binary_join_element_wise("'", texts, ""), texts)
 
@@ -63,19 +63,21 @@ def write_tables(path: files.AnyPath, tables: Iterable[pa.Table], *, delimiter: 
 
 def _lines(batch: pa.RecordBatch, delimiter: str, decimal: str) -> bytes:
     """The rows as lines, put together column by column; a cell has quotation marks only where it needs them."""
-    t, cells = pa.types, []
+    t, cells = pa.types, list[pa.Array]()
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:
-            texts = pc.cast(column, pa.string())
+            cells.append(pc.cast(column, pa.string()))
         except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
             fault = f"values of type {column.type} cannot be written as CSV; write a .parquet file"
             raise ValueError(f"column {quote(name)}: {fault}, or leave the column out with `keep`.") from None
-        plain = (t.is_integer, t.is_floating, t.is_boolean, t.is_temporal, t.is_decimal)
-        if not any(is_kind(column.type) for is_kind in plain):
-            texts = _quote(without_formulas(texts), delimiter)
-        elif decimal != "." and t.is_floating(column.type):
-            texts = _quote(pc.replace_substring(texts, ".", decimal), delimiter)
-        cells.append(texts)
+        if decimal != "." and t.is_floating(column.type):
+            cells[-1] = _quote(pc.replace_substring(cells[-1], ".", decimal), delimiter)
+    plain = (t.is_integer, t.is_floating, t.is_boolean, t.is_temporal, t.is_decimal)
+    texts = [i for i, column in enumerate(batch.columns) if not any(is_kind(column.type) for is_kind in plain)]
+    if texts:  # all at once: a pattern takes milliseconds to compile
+        written = _quote(without_formulas(pa.concat_arrays([cells[i] for i in texts])), delimiter)
+        for number, i in enumerate(texts):
+            cells[i] = written.slice(number * len(batch), len(batch))
     if len(cells) == 1:  # an empty line would be no row
         cells = [pc.if_else(pc.equal(pc.coalesce(cells[0], pa.scalar("")), ""), '""', cells[0])]
     lines = pc.binary_join_element_wise(*cells, delimiter, null_handling="replace", null_replacement="")
