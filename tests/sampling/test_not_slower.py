@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import dropbayes as db
 from dropbayes.sampling import masks, source
+from dropbayes.tracing.entries import RowsOfEntries
 from tests.cases import crossed, slow_except
 from tests.sampling.loop import assert_law, assert_same_alone, cut, made
 
@@ -211,6 +212,15 @@ def test_a_prediction_takes_the_passes_of_its_draws_and_few_more(name):
         calls, rows = passes(lambda few=few: db.predict(net, x, n_draws=30, seed=few))
         most = 30 * 1.3 + few
         assert calls <= most and rows <= 64 * most, (few, calls, rows / 64)
+
+
+def test_sorted_rows_are_followed_only_where_their_masks_may_differ(monkeypatch):
+    net, x = made(packed)
+    db.predict(net, x, n_draws=30)
+    followed = []
+    monkeypatch.setattr(RowsOfEntries, "follow", lambda *call: followed.append(call))
+    db.predict(net, x, n_draws=30, seed=1)
+    assert not followed
 
 
 @pytest.mark.parametrize("make", [experts_with_any, experts_that_are_hit])

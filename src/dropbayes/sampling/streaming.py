@@ -61,8 +61,7 @@ class Moments(_Groups):
         return self._squares / self.count
 
     def _count_in(self, draws: Tensor) -> None:
-        size = draws.shape[0]
-        mean, squares = _moments(draws)
+        size, (mean, squares) = draws.shape[0], _moments(draws)
         if self.count == 0:
             self.count, self.mean, self._squares = size, mean, squares
             return

@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["kernels_on"]
-
 
 @functools.cache  # asked at every site
 def kernels_on(device: torch.device) -> Any:

@@ -39,8 +39,7 @@ def launch(
         _compiled[key] = result
 
 
-# The tiles that cover an axis. Triton's own functions are made for kernels: called on the host, they cost more than a
-# launch should.
+# Triton's own functions for tiles are made for kernels: called on the host, they cost more than a launch should.
 
 
 def tile_count(length: int, tile: int) -> int:
