@@ -9,7 +9,7 @@ import torch
 from scipy import integrate, stats
 
 from dropbayes import scores
-from dropbayes.predictive import Mixture
+from dropbayes.predictive import Mixture, mixtures
 
 F64 = torch.float64
 NOISES = [math.inf, 3.0, 7.5, 150.0]
@@ -84,6 +84,23 @@ def test_the_crps_of_students_t_is_its_integral(freedom):
         edges = [-1e5, 0, float(y[row]), 100, 1e5]
         expected = sum(integrate.quad(squared, a, b, limit=500)[0] for a, b in itertools.pairwise(edges))
         assert float(mixture.crps(y)[row]) == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_crps_counts_a_draw_far_from_all_others():
+    location = torch.zeros(2000, 1, dtype=F64)
+    location[0] = 200.0
+    student, gauss = (Mixture(location, torch.ones(1, dtype=F64), freedom) for freedom in (900.0, math.inf))
+    torch.testing.assert_close(student.crps(location[1]), gauss.crps(location[1]), rtol=1e-3, atol=0)
+
+
+def test_the_crps_of_light_tails_looks_no_further_than_they_reach(monkeypatch):
+    looks = []
+    distribution = mixtures._distribution
+    monkeypatch.setattr(mixtures, "_distribution", lambda z, freedom: looks.append(z) or distribution(z, freedom))
+    for freedom, most in ((2.1, 770), (12.0, 500)):
+        looks.clear()
+        random_mixture(freedom).crps(torch.linspace(20, 80, 5, dtype=F64))
+        assert len(looks) <= most
 
 
 def test_gaussian_scores_are_those_of_the_library():
