@@ -142,6 +142,14 @@ def test_periods_of_pandas_are_dates(often, first):
     assert frame_inputs(schema, pd.DataFrame({"when": spans}), learn_missing=True)[7, -1] == 1
 
 
+def test_numbers_of_half_the_precision_beside_texts_are_read():
+    size, kind = np.arange(30.0), ["a", "b", "c"] * 10
+    for half in (pd.DataFrame({"size": size.astype(np.float16), "kind": kind}), {"size": pa.array(size, pa.float16())}):
+        schema = frame_schema(half)
+        assert schema.columns[0].kind == "number"
+        np.testing.assert_array_equal(frame_inputs(schema, half, learn_missing=False)[:, 0], size)
+
+
 def test_tensors_of_half_the_precision_are_read():
     x = torch.linspace(-1, 1, 30)[:, None].bfloat16()
     by_half = DropoutRegressor(**PLAIN).fit(x, x[:, 0])

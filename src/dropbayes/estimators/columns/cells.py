@@ -43,7 +43,7 @@ def first_failure(texts: pa.Array) -> int | None:
 class Cells:
     """The cells of a column, and how messages call them."""
 
-    values: pa.Array  # as one: dictionaries decoded, decimals as numbers, durations in days, nulls and texts as strings
+    values: pa.Array  # as one: dictionaries decoded, decimals as floats, durations in days, nulls and texts as strings
     name: str
     at: Place
     missing: Collection[str] = MISSING  # the texts that mean "no value"
@@ -57,7 +57,7 @@ class Cells:
             values = values.cast(pa.string())
         elif pa.types.is_duration(values.type) or pa.types.is_time(values.type):
             values = pa.array(days_of(values, ""))  # a time of day is the duration since midnight
-        elif pa.types.is_decimal(values.type):
+        elif pa.types.is_decimal(values.type) or pa.types.is_float16(values.type):
             values = values.cast(pa.float64())
         object.__setattr__(self, "values", values)
 
