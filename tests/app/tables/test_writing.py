@@ -3,13 +3,15 @@
 import csv
 import io
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dropbayes.app.tables import without_formulas, write_tables
+from dropbayes.app.tables import open_table, without_formulas, write_tables
+from dropbayes.estimators.columns import Cells
 from dropbayes.estimators.columns.notation import notation_of
 from tests.estimators.columns.places import texts
 
@@ -76,6 +78,15 @@ def test_nulls_and_other_types_are_written(tmp_path):
     write_tables(tmp_path / "t.csv", [table])
     lines = ["when,flag,text,category", "1970-01-01 00:00:01,true,,'=a", ",,,b"]
     assert (tmp_path / "t.csv").read_text().splitlines() == lines
+
+
+def test_durations_are_written_as_the_days_that_a_model_reads(tmp_path):
+    spans = pa.table({"span": pa.array([0, 129_600_000_000, None], pa.duration("us")), "n": [1, 2, 3]})
+    write_tables(tmp_path / "t.csv", [spans])
+    assert (tmp_path / "t.csv").read_text().splitlines() == ["span,n", "0,1", "1.5,2", ",3"]
+    [written] = open_table(tmp_path / "t.csv").blocks()
+    read = [Cells(table["span"], "span", str).numbers() for table in (spans, written)]
+    np.testing.assert_array_equal(*read)
 
 
 @pytest.mark.parametrize("values", [pa.array([[1.0]]), pa.array([{"a": 1}]), pa.array([b"\xff"])])

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from pyarrow import parquet
 
 from dropbayes.app.tables.reading import regroup
+from dropbayes.estimators.columns.dates import days_of
 from dropbayes.estimators.columns.notation import ANY_NUMBER
 from dropbayes.runtime import files
 from dropbayes.runtime.validation import quote
@@ -65,6 +66,8 @@ def _lines(batch: pa.RecordBatch, delimiter: str, decimal: str) -> bytes:
     """The rows as lines, put together column by column; a cell has quotation marks only where it needs them."""
     t, cells = pa.types, list[pa.Array]()
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if t.is_duration(column.type):  # in days, as a model reads it
+            column = pa.array(days_of(column, ""), from_pandas=True)
         try:
             cells.append(pc.cast(column, pa.string()))
         except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
