@@ -249,6 +249,15 @@ def test_a_report_numbers_its_rows_as_the_table_does(models, tmp_path):
     assert int(first) in (6, 7, 8) and all(f">{number}<" in table for number in (6, 7, 8))
 
 
+def test_a_report_is_not_written_over_a_table_that_it_reads(models, tmp_path):
+    rows, training = tmp_path / "rows", tmp_path / "training"  # a table needs no suffix, nor does a page
+    for path in (rows, training):
+        path.write_text((models / "new.csv").read_text())
+        result = run("report", models / "numbers", rows, "-o", path, "--training", training)
+        assert result.code == 2 and "'-o': is a table that is read; name another" in result.err
+        assert path.read_text() == (models / "new.csv").read_text()
+
+
 def test_a_report_is_a_page_of_html(models, tmp_path):
     result = run("report", models / "numbers", models / "new.csv", "-o", tmp_path / "r.pdf")
     assert result.code == 2

@@ -215,7 +215,7 @@ def test_the_table_that_is_read_is_not_written_over(models, tmp_path):
     link.symlink_to(rows)
     for output in (rows, link):
         result = run("predict", models / "numbers", rows, "-o", output, "--keep", "none")
-        assert result.code == 2 and "'-o': is DATA; name another" in result.err
+        assert result.code == 2 and "'-o': is a table that is read; name another" in result.err
     assert rows.read_text() == (models / "new.csv").read_text()
 
 

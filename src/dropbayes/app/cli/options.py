@@ -2,6 +2,7 @@
 
 import functools
 import math
+import os
 from collections.abc import Callable
 from typing import Annotated, Literal
 
@@ -69,8 +70,10 @@ def proportion(value: float | None) -> float | None:
     return value
 
 
-def check_one_output(output: str, as_json: bool) -> None:
-    """Raises BadParameter if both the result and a JSON document would go to standard output."""
+def check_output(output: str, as_json: bool, *tables: str | None) -> None:
+    """Raises BadParameter for a table that is read, or if a JSON document would go to standard output as well."""
+    if os.path.isfile(output) and os.path.realpath(output) in [os.path.realpath(table) for table in tables if table]:
+        raise typer.BadParameter("is a table that is read; name another", param_hint="'-o'")
     if output == "-" and as_json:
         raise typer.BadParameter("cannot go to standard output together with --json; name a file", param_hint="'-o'")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import pathlib
 import shlex
 import sys
@@ -73,7 +72,6 @@ def predict(
     for option, is_wrong, rule in (
         ("--engine", engine and of_files, "has no --keep, --block-rows, --delimiter or --encoding"),
         ("-o", engine and output == "-", "must name a folder with --engine, which writes parts; got '-'"),
-        ("-o", os.path.isfile(output) and os.path.realpath(output) == os.path.realpath(data), "is DATA; name another"),
         ("--workers, --address", (workers or address) and not engine, "are those of an engine; name one with --engine"),
         ("--method", method != "sampling" and of_draws, f"{method} makes no draws; leave out --n-draws and --seed"),
         ("--max-draws", max_draws and n_draws != "auto", "is for --n-draws auto; give both, or neither"),
@@ -85,8 +83,8 @@ def predict(
     from dropbayes.app.tables import is_parquet, open_table, write_tables
     from dropbayes.app.tables.training import check_name
 
+    options.check_output(output, as_json, data)
     if engine is None:
-        options.check_one_output(output, as_json)
         as_parquet = is_parquet(output)  # a wrong name is refused before a model is read
     fitted = app.load(model)
     limit = max_draws or 10_000
@@ -256,7 +254,7 @@ def report(
     as_json: options.Json = False,
 ) -> None:
     """Write an HTML report on a model's predictions for a table."""
-    options.check_one_output(output, as_json)
+    options.check_output(output, as_json, data, training)
     from dropbayes.app.cli import explaining
     from dropbayes.app.cli.rows import note_training_rows, whole_table
     from dropbayes.runtime import files
