@@ -396,6 +396,16 @@ def test_units_that_rounding_alone_keeps_from_zero_are_no_reason_to_run_rows_apa
     assert db.predict(net, torch.randn(20, 256), n_draws=10).method == "mapped"
 
 
+def test_a_unit_that_is_zero_in_one_row_is_no_reason_to_run_rows_of_the_second_axis_apart():
+    def forward(self, x):  # units first: a unit is zero in a row alone, though not in all of a batch
+        return self.last @ F.dropout(torch.relu(self.second @ torch.relu(self.first @ x)), 0.2, self.training)
+
+    torch.manual_seed(0)
+    net = Module(forward).eval()
+    net.first, net.second, net.last = (nn.Parameter(torch.randn(n, m)) for n, m in ((64, 4), (64, 64), (2, 64)))
+    assert method(net, torch.randn(4, 9), sampling={"row_axis": 1}) == "mapped"
+
+
 # Many rows ------------------------------------------------------------------------------------------------------------
 
 

@@ -154,11 +154,11 @@ class KeyedSource(SiteSource):
         return self._lay_out(self._mask(site, drop_prob, inner_shape, like), layout, shape, inner_shape)
 
     def dropout(self, kind: str, x: Tensor, drop_prob: float, shape: tuple[int, ...], inplace: bool) -> Tensor:
-        units = x
+        site, units = self._next(kind, drop_prob, shape), x
         if self.spec.trial and x.dim() > 1:  # a row of zeros, as after a ReLU of few units, is right under any mask
-            is_zero = (x == 0).flatten(1).all(1).view(-1, *(1,) * (x.dim() - 1))
-            units = x.masked_fill(is_zero, 1.0)  # single zeros stay: rounding may decide which units are zero
-        product = self._dropped(self._next(kind, drop_prob, shape), units, drop_prob, shape)
+            others = [axis for axis in range(x.dim()) if axis != (site.layout.axis if site.layout else 0)]
+            units = x.masked_fill((x != 0).sum(others, keepdim=True) == 0, 1.0)  # rounding may decide on single ones
+        product = self._dropped(site, units, drop_prob, shape)
         return x.copy_(product) if inplace and not isinstance(x, nn.Parameter) else product
 
     def _dropped(self, site: Site, x: Tensor, drop_prob: float, shape: tuple[int, ...]) -> Tensor:
