@@ -24,6 +24,12 @@ def test_costs_count_the_products_before_and_after_the_first_site():
     assert recorder.prefix_cost == 2 * 10 * 20 and recorder.suffix_cost == 2 * 20 * 3
 
 
+@pytest.mark.parametrize("equation", ["bf,wf->bw", "b f, w f", "...f,wf->...w"])
+def test_an_einsum_costs_what_the_product_does(equation):
+    net = Module(lambda m, x: torch.einsum(equation, x, m.w), w=nn.Parameter(torch.ones(20, 10)))
+    assert seen(net, torch.ones(5, 10)).recorder.prefix_cost == 2 * 5 * 10 * 20
+
+
 @pytest.mark.parametrize("function", [torch.linalg.svdvals, torch.linalg.eigvalsh, torch.linalg.inv, torch.inverse])
 def test_a_decomposition_costs_far_more_than_its_result_has_elements(function):
     recorder = seen(Module(lambda m, x: function(x)), torch.eye(8).expand(1, 8, 8)).recorder
