@@ -1,5 +1,6 @@
 """Nested outputs."""
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
 import torch
@@ -52,3 +53,21 @@ def test_a_dataclass_that_computes_its_fields_is_rebuilt():
     tensors, structure = split(Derived(torch.tensor([3.0])))
     rebuilt = structure.build([tensor.square() for tensor in tensors])
     assert (float(rebuilt.mean), float(rebuilt.double)) == (9.0, 36.0)
+
+
+def test_dicts_and_lists_of_somebodys_own_class_are_taken_apart_and_put_together():
+    class Named(dict):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.__dict__ = self
+
+    class Ordered(OrderedDict): ...
+
+    class Heads(list): ...
+
+    given = Named(first=Ordered(b=torch.ones(2), a="kept"), heads=Heads([torch.zeros(2), {"x": torch.ones(1)}]))
+    tensors, structure = split(given)
+    assert [tensor.sum() for tensor in tensors] == [2, 0, 1] and structure == split(given)[1]
+    rebuilt = structure.build([tensor + 1 for tensor in tensors])
+    assert [type(rebuilt), type(rebuilt.first), type(rebuilt.heads)] == [Named, Ordered, Heads]
+    assert list(rebuilt.first) == ["b", "a"] and rebuilt.first["a"] == "kept" and rebuilt.heads[1]["x"] == 2

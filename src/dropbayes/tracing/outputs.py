@@ -16,9 +16,9 @@ _PLAIN = (bool, int, float, str, type(None))
 class Structure:
     """The structure of an output without its tensors, from which it is rebuilt with others."""
 
-    leaves: tuple[PyTree, ...]  # a dataclass is a structure of its own
+    leaves: tuple[PyTree, ...]  # a dataclass, or a dict of somebody's own class, is a structure of its own
     spec: pytree.TreeSpec
-    dataclass: Any = None
+    made_of: Any = None  # that class
 
     def build(self, tensors: Iterable[Any], *, numbers: bool = True) -> PyTree:
         """The output with `tensors` in place of its own, in order; without `numbers`, None for all else."""
@@ -30,9 +30,9 @@ class Structure:
             return next(remaining) if leaf is _TENSOR else leaf if numbers else None
 
         tree = pytree.tree_unflatten(map(leaf_of, self.leaves), self.spec)
-        if self.dataclass is None:
-            return tree
-        made = object.__new__(self.dataclass)  # its own `__init__` may take other arguments, or compute fields anew
+        if self.made_of is None or issubclass(self.made_of, (dict, list)):
+            return tree if self.made_of is None else self.made_of(tree)
+        made = object.__new__(self.made_of)  # its own `__init__` may take other arguments, or compute fields anew
         for name, value in tree.items():
             object.__setattr__(made, name, value)
         return made
@@ -64,19 +64,23 @@ def split(output: PyTree) -> tuple[list[Tensor], Structure]:
 
 def _structure(output: PyTree, tensors: list[Tensor]) -> Structure:
     """The structure of an output, whose tensors are added to `tensors` in order."""
-    of = type(output) if _is_dataclass(output) else None
-    if of is not None:
+    of = type(output) if _has_parts(output) else None
+    if of is not None and issubclass(of, (dict, list)):
+        output = dict(output) if issubclass(of, dict) else list(output)
+    elif of is not None:
         output = {field.name: getattr(output, field.name) for field in dataclasses.fields(output)}
-    leaves, spec = pytree.tree_flatten(output, is_leaf=_is_dataclass)
+    leaves, spec = pytree.tree_flatten(output, is_leaf=_has_parts)
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, Tensor):
             tensors.append(leaf)
             leaves[index] = _TENSOR
         elif not isinstance(leaf, _PLAIN):
-            leaves[index] = _structure(leaf, tensors) if _is_dataclass(leaf) else None
+            leaves[index] = _structure(leaf, tensors) if _has_parts(leaf) else None
     return Structure(tuple(leaves), spec, of)
 
 
-def _is_dataclass(value: PyTree) -> bool:
+def _has_parts(value: PyTree) -> bool:
+    """Whether a value is a dataclass, or a dict or list of somebody's own class, whose parts torch does not know."""
     kind = type(value)
-    return dataclasses.is_dataclass(kind) and not issubclass(kind, Mapping) and kind not in pytree.SUPPORTED_NODES
+    is_tree = issubclass(kind, (dict, list)) or (dataclasses.is_dataclass(kind) and not issubclass(kind, Mapping))
+    return is_tree and kind not in pytree.SUPPORTED_NODES
