@@ -432,17 +432,22 @@ def test_two_tokens_of_a_late_row_in_one_expert_have_masks_of_their_own():
     assert_law(*made(make), n_draws=170, predicted=False)
 
 
-def test_two_tokens_of_a_row_that_a_mask_of_rows_and_tokens_takes_have_masks_of_their_own():
+@pytest.mark.parametrize("places", [lambda mask: mask, lambda mask: mask.nonzero(as_tuple=True)])
+def test_two_tokens_of_a_row_that_a_mask_of_rows_and_tokens_takes_have_masks_of_their_own(places):
     def unpadded(self, x):
-        out, taken = torch.zeros_like(x), x[..., 0] > 0
+        out, taken = torch.zeros_like(x), places(x[..., 0] > 0)
         out[taken] = self.drop(x[taken])
-        return out
+        order = out.sum((1, 2)).argsort()
+        return self.drop(out[order])[order.argsort()]
 
     x = torch.randn(12, 3, 4, generator=torch.Generator().manual_seed(2))
     x[..., 0] = torch.tensor([1.0, -1.0, -1.0])
     x[3, 1, 0] = 1  # alone in having two
     net = network(unpadded, drop=nn.Dropout(0.5)).eval()
-    assert torch.equal(db.draws(net, x, n_draws=20)[:, 3:4], db.draws(net, x[3:4], n_draws=20))
+    for masks in ("shared", "row"):
+        whole = db.draws(net, x, n_draws=20, masks=masks)
+        alone = db.draws(net, x[3:4], n_draws=20, masks=masks, sampling=db.Sampling(row_offset=3))
+        torch.testing.assert_close(whole[:, 3:4], alone)
 
 
 def test_a_row_has_the_masks_that_it_has_beside_rows_of_another_branch():
