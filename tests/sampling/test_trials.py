@@ -179,6 +179,20 @@ def test_a_mask_that_is_read_as_zeros_and_ones_is_not_misplaced(reading, masks):
         torch.testing.assert_close(torch.cat(alone, 1), whole)
 
 
+@pytest.mark.parametrize("masks", ["shared", "row"])
+def test_a_mask_before_a_choice_by_probability_is_not_misplaced(masks):
+    def forward(m, x):
+        h = m.d(torch.tanh(m.a(x)).transpose(0, 1).flatten(0, 1)).unflatten(0, (3, len(x)))  # steps outermost
+        chance = torch.sigmoid(3 * h.sum(0))
+        return m.o(torch.bernoulli(chance) if m.training else chance)
+
+    torch.manual_seed(0)
+    net, x = Module(forward, a=nn.Linear(4, 16), d=nn.Dropout(0.5), o=nn.Linear(16, 2)), torch.randn(3, 3, 4)
+    whole = db.draws(net, x, n_draws=20, masks=masks)
+    alone = [db.draws(net, x[i : i + 1], n_draws=20, masks=masks, sampling=db.Sampling(row_offset=i)) for i in range(3)]
+    torch.testing.assert_close(torch.cat(alone, 1), whole)
+
+
 @pytest.mark.parametrize("descending", [True, False])
 def test_the_masks_of_rows_that_are_sorted_meanwhile_stay_with_them(descending):
     def forward(m, x):

@@ -202,7 +202,9 @@ class KeyedSource(SiteSource):
         if self.is_ignored():
             return probability
         drawn = self.uniform("bernoulli", drop_prob, tuple(probability.shape), probability.device)
-        return drawn if self.spec.trial else drawn < probability
+        if self.spec.trial:  # zeros and ones aside, the numbers show what the probability depends on
+            return torch.where(drawn % 1 == 0, drawn, drawn * (0.5 + probability))
+        return drawn < probability
 
     def integrate(self, x: Tensor, drop_prob: float, inplace: bool) -> Tensor | None:
         if not self.spec.integrate or self.site != len(self.spec.profile.sites) - 1:

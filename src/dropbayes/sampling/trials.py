@@ -112,10 +112,8 @@ def first_that_agrees(inspection: Inspection, inputs: Inputs, spec: MaskSpec, ca
     spec = replace(spec, integrate=False, trial=True)
 
     def run(strategy: Strategy, rows: Inputs = rows, network: Any = inspection.network, *, alone: bool = False) -> Any:
-        leaves = cloned_leaves(rows.rows([second]) if alone else rows.leaves)
-        draws = tried[1:] if alone else tried
-        indices = range(second, second + 1) if alone else range(rows.n_rows)
-        work = Work(network, rows, leaves, draws, indices, learned={})
+        work = Work(network, rows, cloned_leaves(rows.leaves), tried, range(rows.n_rows), learned={})
+        work = replace(work.row(second), draws=tried[1:]) if alone else work
         with _without_fallbacks() if strategy.draws == "mapped" else contextlib.nullcontext():
             return _in_full_precision(inspection, inputs, lambda: evaluate(strategy, spec, work))
 
