@@ -450,6 +450,21 @@ def test_two_tokens_of_a_row_that_a_mask_of_rows_and_tokens_takes_have_masks_of_
         torch.testing.assert_close(whole[:, 3:4], alone)
 
 
+def test_rows_that_are_cut_into_twos_beside_tokens_that_are_taken_have_masks_of_their_own():
+    def forward(self, x):
+        out, taken = torch.zeros_like(x), x[..., 0] > 0
+        out[taken] = self.drop(x[taken])
+        return torch.cat([self.other(some) for some in out.split(2)])
+
+    x = torch.randn(4, 3, 8, generator=torch.Generator().manual_seed(2))
+    net = network(forward, drop=nn.Dropout(0.5), other=nn.Dropout(0.5)).eval()
+    for masks in ("shared", "row"):
+        whole = db.draws(net, x, n_draws=20, masks=masks)
+        settings = [db.Sampling(row_offset=row) for row in range(4)]
+        alone = [db.draws(net, x[i : i + 1], n_draws=20, masks=masks, sampling=one) for i, one in enumerate(settings)]
+        torch.testing.assert_close(whole, torch.cat(alone, 1))
+
+
 def test_a_row_has_the_masks_that_it_has_beside_rows_of_another_branch():
     def imputed(self, x):
         if (missing := x.isnan()).any():

@@ -278,11 +278,12 @@ def _sites_of_rows(probes: list[Probe], n_rows: int) -> tuple[tuple[Site, ...], 
             rule = "permutes its rows, or drops with a probability that depends on them all"
             remedy = "If it is augmentation, name its module in Sampling(ignore_modules=...)"
             raise RowsDepend(f"`net` {rule}. {remedy}; otherwise row_axis=None takes the input as one row.")
+        some = RowLayout(0, 0)
         if of_parts := _sites_of_parts(probes):  # a row may have several entries in one place
-            lie = [s.name in of_parts and (s.layout is None or "rand" not in s.kind) for s in sites]
-            return tuple(replace(s, layout=RowLayout(0, 0)) if p else s for s, p in zip(sites, lie, strict=True)), False
-        if any(probe.watch.sends_rows for probe in probes):
-            some = RowLayout(0, 0)  # rows are sent to different places: a site without an axis for all may hold some
+            lie = {s.name: some for s in sites if s.name in of_parts and (s.layout is None or "rand" not in s.kind)}
+            lie |= {s.name: RowLayout(0, 1) for s in sites if s.name not in of_parts and s.layout == some}  # or one
+            return tuple(replace(s, layout=lie.get(s.name, s.layout)) for s in sites), False
+        if any(probe.watch.sends_rows for probe in probes):  # a site without an axis for all may hold some rows
             sites = tuple(replace(s, layout=some) if s.layout is None and len(s.shape) > 1 else s for s in sites)
         return sites, together and batch.watch.ranked == alone.watch.ranked
     return tuple(alone.recorder.sites), False  # a site for each row, or a branch on the values of the rows
@@ -296,9 +297,8 @@ def _sites_of_parts(probes: list[Probe]) -> set[str]:
 
 def _skips_sites(probes: list[Probe]) -> bool:
     """Whether a draw, or a row among others, may skip sites, which are then known by name and not by number."""
-    reads = reads_of(*(probe.watch for probe in probes))
-    branches = any(drawn for drawn, _, _ in reads) or any(probe.host.moved for probe in probes)
-    return branches or any(probe.watch.sends_rows for probe in probes)
+    draws_branch = any(drawn for drawn, _, _ in reads_of(*(probe.watch for probe in probes)))
+    return draws_branch or any(probe.host.moved or probe.watch.sends_rows for probe in probes)
 
 
 def _sites_of_all_branches(
@@ -441,8 +441,7 @@ def _check_rows(
         if of_batch() or prober.in_double(rows, agrees, of_batch(offsets=False)):
             continue  # at most a small difference of large numbers
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in probe.tensors)
-        has_scalar = any(not tensor.dim() for tensor in probe.tensors)
-        loss = "If the scalar is a loss, leave the labels out of `x`. " if has_scalar else ""
+        loss = "" if all(t.dim() for t in probe.tensors) else "If the scalar is a loss, leave the labels out of `x`. "
         where = f"(shape {shapes}) than in its batch of {rows.n_rows} in evaluation mode"
         raise rows_depend(f"gives a row another output alone {where}", loss + whole_arguments(rows))
 

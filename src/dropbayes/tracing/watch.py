@@ -303,7 +303,7 @@ def _selects(func: OpOverload, args: Arguments) -> bool:
 
 
 def _takes_parts(func: OpOverload, args: Arguments) -> bool:
-    """Whether an operation takes entries, by tensors, of axes that have several together; by a mask, of all its axes."""
+    """Whether an operation takes entries, by tensors, of axes that have several; by a mask, of all its axes."""
     index = args[1][0] if func is torch.ops.aten.index.Tensor else None
     n_axes = index.dim() if index is not None and index.dtype in (torch.bool, torch.uint8) else 1
     n_axes = max(n_axes, len(args[1])) if index is not None else n_axes  # rows and tokens, each by a tensor
