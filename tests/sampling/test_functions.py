@@ -233,6 +233,17 @@ def test_a_draw_of_more_rows_than_before_is_refused_where_they_depend_on_each_ot
             db.function_draw(net, 2, n_draws=5)(rows)
 
 
+def test_a_draw_of_rows_that_the_network_cuts_in_half_has_the_masks_of_each_row():
+    def forward(m, x):
+        h = m.a(x) if m.training and torch.rand(1).item() < 0.4 else m.a(x).tanh()
+        return torch.cat([m.d(some) for some in h.tensor_split(2)])
+
+    net, x = Module(forward, a=nn.Linear(4, 16), d=nn.Dropout(0.5)).eval(), torch.randn(4, 4)
+    whole = db.draws(net, x, n_draws=6)
+    for index in range(6):
+        torch.testing.assert_close(db.function_draw(net, index, n_draws=6)(x), whole[index])
+
+
 def test_a_draw_of_more_rows_than_before_has_the_masks_of_each_row():
     torch.manual_seed(0)
     net, x = OfMany("reversed"), torch.randn(20, 6)

@@ -158,7 +158,7 @@ def called_draw(
 def _one_draw(inspection: Inspection, work: Work, seen: Inputs, spec: MaskSpec) -> PyTree:
     """One draw of all rows: as a batch where that gives each row what it has alone, with the network's own output."""
     n_rows, lone = len(work.rows), len(work.rows) == 1 or any(map(is_cache, work.leaves))
-    strategy = ONE_BY_ONE if lone else chosen_strategy(inspection, seen, spec)
+    strategy = ONE_BY_ONE if lone or n_rows > inspection.most_rows else chosen_strategy(inspection, seen, spec)
     if (not lone and strategy.rows != "together") or spec.profile.host_random or spec.profile.seeds_torch:
         return _by_strategy(spec, work, strategy)
     source = (SentSource if spec.profile.moves_rows else KeyedSource)(spec, work.draws, work.rows, folded=True)
@@ -166,11 +166,12 @@ def _one_draw(inspection: Inspection, work: Work, seen: Inputs, spec: MaskSpec) 
     source.finish(split(output)[0])
     if not lone:  # among more rows than before, or on another branch, a row may have another result than alone
         work = replace(work, inputs=seen, leaves=list(seen.leaves))
+        most = inspection.findings.get("rows of a draw", 0)  # without the copies that fill a block
         with torch.no_grad():
-            alone = rows_alone(inspection, strategy, spec, work, n_rows, n_rows)
+            alone = rows_alone(inspection, strategy, spec, work, n_rows, 2**62 if n_rows > most else 0)
             together = evaluate(DRAW_BY_DRAW, spec, work) if alone else []
             check_block(inspection, strategy, spec, work, n_rows, together, alone)
-        inspection.largest_block = max(inspection.largest_block, n_rows)
+        inspection.findings["rows of a draw"] = max(n_rows, most)
     return output
 
 
