@@ -450,6 +450,19 @@ def test_two_tokens_of_a_row_that_a_mask_of_rows_and_tokens_takes_have_masks_of_
         torch.testing.assert_close(whole[:, 3:4], alone)
 
 
+def test_a_layer_is_skipped_beside_tokens_that_are_taken():
+    def make():
+        def forward(self, x):
+            out, taken = torch.zeros_like(x), x[..., 0] > 0
+            out[taken] = self.drop(x[taken])
+            return out if self.training and torch.rand([]) < 0.4 else self.layer(out).tanh()
+
+        return network(forward, drop=nn.Dropout(0.5), layer=nn.Linear(4, 4)), torch.randn(4, 3, 4)
+
+    assert_law(*made(make))
+    assert_same_alone(*made(make))
+
+
 def test_rows_that_are_cut_into_twos_beside_tokens_that_are_taken_have_masks_of_their_own():
     def forward(self, x):
         out, taken = torch.zeros_like(x), x[..., 0] > 0

@@ -108,7 +108,7 @@ class Recorder(Ones):
         else:
             self._drawn = len(self.sites) if kind in ("rand", "randn", "randperm", "bernoulli") else None
             self.sites.append(Site(len(self.sites), path, kind, drop_prob, shape, name=self.names.next(kind)))
-            if self.watch is not None and self.watch.has_dynamic_shapes:  # of a length it may have read
+            if self.watch is not None and self.watch.has_dynamic_shapes and shape:  # of a length it may have read
                 self.of_parts.add(self.sites[-1].name)
         if len(self.sites) > 500 and self.watch is not None and any(drawn for drawn, _, _ in self.watch.reads):
             raise NotImplementedError(  # since numbers that stand for no noise may never meet the condition
