@@ -168,7 +168,7 @@ def _one_draw(inspection: Inspection, work: Work, seen: Inputs, spec: MaskSpec) 
         work = replace(work, inputs=seen, leaves=list(seen.leaves))
         most = inspection.findings.get("rows of a draw", 0)  # without the copies that fill a block
         with torch.no_grad():
-            alone = rows_alone(inspection, strategy, spec, work, n_rows, 2**62 if n_rows > most else 0)
+            alone = rows_alone(strategy, spec, work, n_rows) if n_rows > most else {}
             together = evaluate(DRAW_BY_DRAW, spec, work) if alone else []
             check_block(inspection, strategy, spec, work, n_rows, together, alone)
         inspection.findings["rows of a draw"] = max(n_rows, most)

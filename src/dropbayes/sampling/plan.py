@@ -227,7 +227,8 @@ class Plan:
         alone: Alone = {}
         n_pairs = (len(rows) if self.profile.are_sent else size) * len(draws)  # copies of a row are sent where it is
         try:
-            alone = rows_alone(self.inspection, self.strategy, self.spec, work, len(rows), n_pairs)
+            if n_pairs > self.inspection.largest_block:
+                alone = rows_alone(self.strategy, self.spec, work, len(rows))
             outputs = [out[:, : len(rows)] for out in evaluate(self.strategy, self.spec, work)]
         except Exception as error:
             if isinstance(error, UnsupportedStrategy) or is_out_of_memory(error):

@@ -354,7 +354,7 @@ class KeyedSource(SiteSource):
         of_all = self._followed is None or site.layout in (None, RowLayout(0, 1))  # not of those that a draw has sent
         if (among := self._among) is None or self._mask_rows(site) is not None or self._tries(site) or not of_all:
             return None
-        if (key := (site.index, site.name, shape, drop_prob, dtype)) not in self._made:
+        if (key := (site.index, site.name, shape, drop_prob, dtype, among)) not in self._made:
             layout, shape = self._layout(site, shape)
             n_bytes = len(among) * math.prod(shape) * dtype.itemsize
             held = sum(len(numbers) * numbers[0].nbytes for numbers in self._made.values())

@@ -120,11 +120,9 @@ def _fold(spec: MaskSpec, work: Work) -> list[Tensor]:
     """Draws and rows as one batch, draws outermost."""
     n_draws, n_rows = len(work.draws), len(work.rows)
     one_path = GroupedSource if spec.profile.gates and n_draws > 1 else KeyedSource
-    # Rows that are sorted, with one entry each, lie anywhere under a mask that they share.
-    shared = n_draws == 1 and not (spec.per_row or spec.profile.are_sent or spec.profile.by_name)
+    shared = n_draws == 1 and not (spec.per_row or spec.profile.by_name)  # one mask fits sorted rows of one entry
     anywhere = shared and all(site.layout is None or site.layout.inner == 1 for site in spec.profile.sites)
-    follows = spec.profile.moves_rows and n_draws * n_rows > 1 and not anywhere
-    source = (SentSource if follows else one_path)(
+    source = (SentSource if spec.profile.moves_rows and n_draws * n_rows > 1 and not anywhere else one_path)(
         spec, work.draws, work.rows, folded=True, among=work.among, made=work.made, learned=work.learned
     )
     leaves = [_repeat(leaf, axis, n_draws) for leaf, axis in zip(work.leaves, work.inputs.axes, strict=True)]

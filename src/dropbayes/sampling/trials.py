@@ -163,10 +163,10 @@ def learned_sites(spec: MaskSpec, work: Work) -> tuple[Site, ...] | None:
     return None
 
 
-def rows_alone(known: Inspection, strategy: Strategy, spec: MaskSpec, work: Work, n_rows: int, n_pairs: int) -> Alone:
+def rows_alone(strategy: Strategy, spec: MaskSpec, work: Work, n_rows: int) -> Alone:
     """Rows of the last draw by the plain loop, to compare with the first block as large as this one."""
     # A trial has few rows: of many, the last sent on may find no room, and one that is read may decide for all.
-    if strategy.rows != "together" or n_pairs <= known.largest_block:
+    if strategy.rows != "together":
         return {}
     decides = spec.profile.reads_rows and not spec.profile.numbers_vary  # true or false, of one row or of all
     move = spec.profile.are_sent or (spec.profile.sorts_rows and strategy == FOLDED)  # the last may stay
@@ -183,8 +183,7 @@ def check_block(
     if not all(agrees(outputs, one, row, len(work.draws) - len(one[0]), 0.05) for row, one in alone.items()):
         compared_rows(cast(nn.Module, known.net()), work.inputs, known, None)  # raises if they depend on each other
         raise UnsupportedStrategy("a network that does otherwise with many rows")
-    turns = spec.profile.draws_branch or spec.profile.host_random  # so that draws differ in their operations
-    if strategy.rows == "together" and known.runs and work.runs - known.runs and not (turns or spec.profile.are_sent):
+    if strategy.rows == "together" and known.runs and work.runs - known.runs and not spec.profile.by_name:
         known.strategies.clear()  # a global or an argument may have chosen another branch
         known.findings.clear()
         some = replace(work.inputs, leaves=tuple(work.leaves)).block(0, n_rows)

@@ -293,9 +293,9 @@ def _operations(func: Callable[..., Any], args: Arguments, kwargs: NamedArgument
     if func in (torch.addmm, Tensor.addmm, torch.baddbmm) and isinstance(second, Tensor):
         return 2.0 * out.numel() * second.shape[-1]
     if func is torch.einsum and type(first) is str:
-        sizes = dict[str, int]()  # by letter; the axes that "..." stands for count as their last
+        sizes = dict[str, int]()  # by letter, or by digit of the axes that "..." stands for
         for term, x in zip(first.replace(" ", "").partition("->")[0].split(","), operands(args), strict=False):
-            sizes.update(zip(reversed(term), reversed(x.shape), strict=False))
+            sizes.update(zip(term.replace("...", "0123456789"[len(term) + 7 - x.dim() :]), x.shape, strict=False))
         return 2.0 * math.prod(sizes.values())
     if func in PRODUCTS and isinstance(first, Tensor) and first.dim():
         return 2.0 * out.numel() * first.shape[-1]
