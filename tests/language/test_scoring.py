@@ -129,6 +129,16 @@ def test_an_answer_mask_may_be_a_list():
         db.language.score(model, given, answer, n_draws=2, answer_mask="mask")
 
 
+@pytest.mark.parametrize("options", [{}, {"do_sample": True}, {"num_beams": 2}, {"per_draw": True}])
+def test_logits_that_are_no_numbers_are_refused_and_not_read_as_certainty(options):
+    model = copy.deepcopy(lively("gpt2"))
+    torch.nn.init.constant_(model.transformer.ln_f.weight, float("nan"))
+    with pytest.raises(ValueError, match="`model` gave NaN or infinite logits"):
+        db.language.generate(model, prompts(), n_draws=2, max_new_tokens=2, **options)
+    with pytest.raises(ValueError, match="`model` gave NaN or infinite logits"):
+        db.language.score(model, prompts(), torch.full((2, 3), 5), n_draws=2)
+
+
 def test_a_token_beyond_the_vocabulary_is_named_with_its_size():
     model, beyond = lively("gpt2"), torch.full((2, 3), VOCABULARY)
     for judge in (lambda: db.language.score(model, prompts(), beyond), lambda: db.language.generate(model, beyond)):

@@ -34,6 +34,14 @@ def text_shape(arguments: dict[str, Any]) -> tuple[int, ...]:
     return next(tuple(arguments[name].shape[:2]) for name in reversed(_TEXT) if arguments.get(name) is not None)
 
 
+def next_log_probs(logits: list[Tensor], n_rows: int) -> Tensor:
+    """The log-probabilities of the next token, `[draw, row, ..., token]`, from the logits of some draws each."""
+    log_probs = torch.cat([one.float().unflatten(0, (-1, n_rows)) for one in logits]).log_softmax(-1)
+    if bool(log_probs[..., 0].isnan().any()):  # all are NaN where one logit is, or is infinite
+        raise ValueError("`model` gave NaN or infinite logits. Check its weights for NaN, or use bfloat16 or float32.")
+    return log_probs
+
+
 class FoldedDraws:
     """Some draws of a model, with the call signature of the model; its masks are by position."""
 
@@ -197,8 +205,7 @@ class DrawnModel:
         for index, chunk in enumerate(self.chunks):
             given = {key: self._chunk_rows(value, chunk, n_rows) for key, value in arguments.items()}
             outputs.append(chunk(given if name is None else given | {name: self._caches[index]}, n_rows, alike=alike))
-        logits = [output.logits[:, -1].float().unflatten(0, (-1, n_rows)) for output in outputs]
-        return outputs[0], torch.cat(logits).log_softmax(-1)
+        return outputs[0], next_log_probs([output.logits[:, -1] for output in outputs], n_rows)
 
     def _chunk_rows(self, value: Any, chunk: FoldedDraws, n_rows: int) -> Any:
         """The rows of a chunk's draws, from a value with the rows of all draws (the encoder's output)."""

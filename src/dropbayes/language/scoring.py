@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
-from dropbayes.language.folding import FoldedDraws, checked, generating_module
+from dropbayes.language.folding import FoldedDraws, checked, generating_module, next_log_probs
 from dropbayes.language.uncertainty import TextUncertainty, TokenUncertainty
 from dropbayes.runtime.devices import device_of
 from dropbayes.runtime.rounding import equal_but_for_rounding
@@ -207,9 +207,8 @@ def score_answers(work: Texts, answer: Tensor, mask: Tensor, at_once: int, draws
     for start in range(0, len(answer), rows_at_once):
         rows = slice(start, start + rows_at_once)
         arguments, columns = _whole_text(work, {k: v[rows] for k, v in work.given.items()}, answer[rows], mask[rows])
-        n_rows = len(answer[rows])
-        logits = [one(arguments, n_rows).logits[:, columns].float().unflatten(0, (-1, n_rows)) for one in folded]
-        log_probs, steps = torch.cat(logits).log_softmax(-1), list[TokenUncertainty]()
+        n_rows, steps = len(answer[rows]), list[TokenUncertainty]()
+        log_probs = next_log_probs([one(arguments, n_rows).logits[:, columns] for one in folded], n_rows)
         for tokens, among, step in zip(answer[rows].T, mask[rows].T, log_probs.unbind(2), strict=True):
             steps.append(TokenUncertainty.of(step, tokens, among, steps[-1] if steps else None))
         blocks.append(TokenUncertainty.joined(steps, torch.stack, -1))
