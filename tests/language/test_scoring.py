@@ -139,6 +139,28 @@ def test_logits_that_are_no_numbers_are_refused_and_not_read_as_certainty(option
         db.language.score(model, prompts(), torch.full((2, 3), 5), n_draws=2)
 
 
+def test_an_attention_mask_may_be_a_list():
+    given, answer = prompts(), torch.full((2, 3), 5)
+    given["input_ids"] = given["input_ids"].masked_fill(given["attention_mask"] == 0, 7)
+    listed = {**given, "attention_mask": given["attention_mask"].tolist()}
+    expected, found = (db.language.score(lively("gpt2"), x, answer, n_draws=2) for x in (given, listed))
+    assert torch.equal(found.draw_log_probs, expected.draw_log_probs)
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ("", r"`inputs` must be token ids, whole numbers .row, token. with at least one of each; got \(1, 0\)"),
+        (["w5 w6", ""], "`inputs` must have a token in every row"),
+        ({"input_ids": torch.ones(2, 4).long(), "attention_mask": torch.ones(2, 3)}, "a mask of their shape; got"),
+    ],
+)
+@pytest.mark.parametrize("name", ["gpt2", "bart"])
+def test_a_prompt_without_a_token_or_with_the_mask_of_another_is_refused(name, texts, message):
+    with pytest.raises(ValueError, match=message):
+        db.language.generate(lively(name), texts, n_draws=2, tokenizer=tokenizer(), max_new_tokens=2)
+
+
 def test_a_token_beyond_the_vocabulary_is_named_with_its_size():
     model, beyond = lively("gpt2"), torch.full((2, 3), VOCABULARY)
     for judge in (lambda: db.language.score(model, prompts(), beyond), lambda: db.language.generate(model, beyond)):

@@ -50,7 +50,7 @@ def score(
     """
     work = checked_texts("prompt", prompt, model, tokenizer, n_draws, seed, sampling, {})
     if not isinstance(answer, Tensor):
-        encoded = tokenized("answer", answer, tokenizer, work.model, side="right", add_special_tokens=False)
+        encoded = tokenized("answer", answer, tokenizer, side="right", add_special_tokens=False)
         answer, answer_mask = encoded["input_ids"], encoded["attention_mask"]
     if answer.dim() != 2 or 0 in answer.shape or answer.is_floating_point():
         raise TypeError(f"`answer` must be token ids [row, token]; got {tuple(answer.shape)} of {answer.dtype}.")
@@ -152,8 +152,11 @@ def checked_texts(
     if work.has_encoder:
         begun = work.given.get("decoder_input_ids", options.pop("decoder_input_ids", ids[:, :0]))
         work.given["decoder_input_ids"] = _begun_by_the_start_token(begun, config)
-    mask = work.given.get("attention_mask")
-    if mask is not None and not work.has_encoder and bool((mask[:, -1] == 0).any()):
+    mask = work.given.get("attention_mask", torch.ones_like(ids))
+    if mask.shape != ids.shape or not bool(mask.any(1).all()):
+        rule = "have a token in every row, and a mask of their shape"
+        raise ValueError(f"`{argument}` must {rule}; got tokens {tuple(ids.shape)}, the mask {tuple(mask.shape)}.")
+    if not work.has_encoder and bool((mask[:, -1] == 0).any()):
         rule = "be padded on the left: a text that goes on after padding is not the text"
         raise ValueError(f'`{argument}` must {rule}. Tokenize with padding_side="left".')
     _check_reading(argument, work)
@@ -234,18 +237,15 @@ def _whole_text(work: Texts, given: dict[str, Tensor], answer: Tensor, mask: Ten
     return arguments, slice(-length - 1, -1)
 
 
-def tokenized(
-    argument: str, texts: Any, tokenizer: Any, model: nn.Module, *, side: str, **options: Any
-) -> dict[str, Tensor]:
-    """The token ids and the attention mask of one or several texts, padded on a side, on the model's device."""
+def tokenized(argument: str, texts: Any, tokenizer: Any, *, side: str, **options: Any) -> dict[str, Tensor]:
+    """The token ids and the attention mask of one or several texts, padded on a side."""
     several = [texts] if isinstance(texts, str) else list(texts)
     if not several or not all(isinstance(text, str) for text in several):
         raise TypeError(f"`{argument}` must be texts or token ids [row, token]; got {texts!r}.")
     if tokenizer is None:
         raise TypeError(f"`{argument}` of text needs the model's tokenizer: pass tokenizer=.")
     options |= {"padding": len(several) > 1, "padding_side": side, "return_token_type_ids": False}
-    encoded = tokenizer(several, return_tensors="pt", return_attention_mask=True, **options)
-    return {name: value.to(device_of(model)) for name, value in encoded.items()}
+    return dict(tokenizer(several, return_tensors="pt", return_attention_mask=True, **options))
 
 
 def decoded(tokenizer: Any, tokens: Tensor, mask: Tensor) -> list[Any] | None:
@@ -262,7 +262,7 @@ def named_inputs(argument: str, inputs: PyTree, tokenizer: Any, model: nn.Module
     match inputs:
         case str() | list() | tuple():
             side = "right" if generating_module(model).config.is_encoder_decoder else "left"  # where no token follows
-            return tokenized(argument, inputs, tokenizer, model, side=side)
+            named = tokenized(argument, inputs, tokenizer, side=side)
         case Tensor():
             named = {"input_ids": inputs}
         case {"input_ids": Tensor()}:
@@ -270,10 +270,11 @@ def named_inputs(argument: str, inputs: PyTree, tokenizer: Any, model: nn.Module
         case _:
             rule, got = "be texts, token ids [row, token], or a dict with `input_ids`", type(inputs).__name__
             raise TypeError(f'`{argument}` must {rule}; got {got}. Tokenize with return_tensors="pt".')
-    ids, rule = named["input_ids"], "must be whole numbers [row, token], at least one of each"
+    ids, rule = named["input_ids"], "be token ids, whole numbers [row, token] with at least one of each"
     if ids.dim() != 2 or 0 in ids.shape or ids.is_floating_point():
-        raise ValueError(f"`input_ids` {rule}; got {tuple(ids.shape)} of {ids.dtype}.")
-    return {name: value.to(device_of(model)) for name, value in named.items() if torch.is_tensor(value)}
+        raise ValueError(f"`{argument}` must {rule}; got {tuple(ids.shape)} of {ids.dtype}.")
+    tensors = {name: to_tensor(value, name=name) for name, value in named.items() if value is not None}
+    return {name: value.to(device_of(model)) for name, value in tensors.items()}
 
 
 def checked_language_model(model: Any) -> nn.Module:
