@@ -439,8 +439,17 @@ def test_probabilities_are_averaged_over_draws_and_logs_over_tokens():
 def test_rows_count_by_their_tokens():
     mask = torch.tensor([[1, 1, 1], [0, 1, 1]])
     inputs = text_inputs({"input_ids": torch.ones(2, 3, dtype=torch.long), "attention_mask": mask})
-    logs = torch.tensor([[[-1.0, -2.0], [-50.0, -6.0]]])  # the second row's first token follows padding
+    logs = torch.tensor([[[-1.0, -2.0], [-6.0, -50.0]]])  # the second row ends in padding
     assert float(text_densities(logs, inputs).mean()) == pytest.approx(-9 / 3)
+
+
+@pytest.mark.parametrize("name", ["GPT2", "Llama"])
+def test_padding_before_a_text_shifts_no_position(name):
+    model, text = tiny_model(name), tiny_text(rows=2)
+    padded = torch.cat([torch.zeros(2, 3, dtype=torch.long), text], 1)
+    inputs = text_inputs({"input_ids": padded, "attention_mask": (padded > 0).long()})
+    found, expected = (text_densities(NextTokens(model)(**x)[None], x) for x in (inputs, {"input_ids": text}))
+    torch.testing.assert_close(found, expected)
 
 
 def test_a_text_of_padding_is_refused():

@@ -201,8 +201,7 @@ class NextTokens(nn.Module):
         if logits.dim() != 3 or logits.shape[:2] != input_ids.shape:
             rule = "be a causal language model, with logits [row, position, token] for every position"
             raise ValueError(f"`net` must {rule}: without outcomes `y`, `x` is a text.")
-        log_probabilities = logits[:, :-1].float().log_softmax(-1)
-        return log_probabilities.gather(-1, input_ids[:, 1:, None])[..., 0]
+        return logits[:, :-1].float().log_softmax(-1).gather(-1, input_ids[:, 1:, None])[..., 0]
 
 
 def text_densities(sampled: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -217,14 +216,17 @@ def text_densities(sampled: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
 
 
 def text_inputs(x: PyTree) -> dict[str, Tensor]:
-    """A text as the named inputs `input_ids` and, if given, `attention_mask`."""
+    """A text as the named inputs `input_ids` and, if given, `attention_mask`, with padding on the right."""
     inputs = {"input_ids": x} if isinstance(x, Tensor) else dict(x) if isinstance(x, Mapping) else {}
     ids = inputs.get("input_ids")
     if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.is_floating_point() or ids.shape[1] < 2:
         rule = "token ids [row, position], two positions at least, or what a tokenizer returns"
         got = type(x).__name__ + ("" if ids is None else f" with input_ids {tuple(ids.shape)}")
         raise ValueError(f"`x` must be a text where no `y` is given: {rule}; got {got}.")
-    return {name: inputs[name] for name in ("input_ids", "attention_mask") if name in inputs}
+    if (mask := inputs.get("attention_mask")) is None:
+        return {"input_ids": ids}
+    order = mask.argsort(dim=1, descending=True, stable=True)  # padding goes behind, where it shifts no position
+    return {"input_ids": ids.gather(1, order), "attention_mask": mask.gather(1, order)}
 
 
 class Parts:
