@@ -146,6 +146,9 @@ def test_outcomes_that_cannot_be_scored_are_refused():
     options = {"likelihood": db.Gaussian(1.0), "n_draws": 5}
     with pytest.raises(ValueError, match="`y` must be finite"):
         db.evaluate(net, x, torch.full((4, 1), math.nan), **options)
+    for value in (math.nan, math.inf):
+        with pytest.raises(ValueError, match="`net` gave NaN or infinite outputs"):
+            db.evaluate(net, x * value, torch.zeros(4, 1), **options)
     with pytest.raises(ValueError, match="`y` must"):
         db.evaluate(net, x, torch.zeros(4), **options)
     with pytest.raises(ValueError, match="`sample_weight` must"):

@@ -452,6 +452,11 @@ def test_padding_before_a_text_shifts_no_position(name):
     torch.testing.assert_close(found, expected)
 
 
+def test_a_text_whose_tokens_have_no_probability_is_refused():
+    with pytest.raises(ValueError, match="`net` gave NaN"):
+        text_densities(torch.full((1, 2, 2), math.nan), {"input_ids": torch.ones(2, 3, dtype=torch.long)})
+
+
 def test_a_text_of_padding_is_refused():
     with pytest.raises(ValueError, match="two tokens at least"):
         text_densities(

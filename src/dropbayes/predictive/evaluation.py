@@ -223,6 +223,8 @@ class DrawScores(RowStatistics):
 def row_scores(rows: dict[str, Tensor], likelihood: Likelihood, sample_weight: Tensor | None = None) -> RowOutcomes:
     """What all scores follow from, of the results of `DrawScores`."""
     y, mean = rows["y"], rows["mean"]
+    if not bool(mean.isfinite().all()):
+        raise ValueError(NOT_FINITE)
     likelihood = likelihood.for_output(mean.dim())
     if isinstance(likelihood, ClassLikelihood):
         labels, probabilities = y.flatten(), likelihood.class_probabilities(mean).flatten(0, -2)

@@ -21,7 +21,7 @@ from dropbayes.linear.passes import linear_plan
 from dropbayes.linear.points import standard_points
 from dropbayes.predictive.evaluation import all_pairs, checked_targets, fitted_noise
 from dropbayes.runtime.formatting import Printed, Table
-from dropbayes.runtime.validation import Array, random_generator
+from dropbayes.runtime.validation import NOT_FINITE, Array, random_generator
 from dropbayes.sampling import Sampling, as_inputs, draws, evaluation_output, sites
 from dropbayes.scores.averages import standard_error
 
@@ -212,6 +212,8 @@ def text_densities(sampled: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
         raise ValueError("`x` must hold a text of two tokens at least; every second token is padding.")
     mixed = sampled.double().logsumexp(0) - math.log(len(sampled))
     total = (mixed * counted.to(mixed.device)).sum(-1)
+    if bool(total.isnan().any()):
+        raise ValueError(NOT_FINITE)
     return total * len(total) / float(counted.sum())  # whose mean over rows is the mean over tokens
 
 
