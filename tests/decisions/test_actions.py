@@ -127,6 +127,18 @@ def test_error_rule_keeps_everything_when_nothing_is_wrong_and_defers_everything
     assert "every row is deferred" in never.guarantee
 
 
+def test_a_rule_that_defers_everything_defers_rows_of_the_least_uncertainty_too():
+    least = torch.tensor([-math.inf])  # the logarithm of an entropy of 0, say
+    held_out = torch.cat([least.expand(50), uniform(50)])
+    never = decisions.deferral_for_risk(held_out, torch.ones(100), target=0.05)
+    losses = {"cheap_loss": torch.ones(100), "costly_loss": torch.zeros(100), "cheap_cost": 1, "costly_cost": 9}
+    everything = decisions.cascade_frontier(held_out, **losses)[-1]
+    for threshold in (never.threshold, decisions.deferral_for_workload(held_out, fraction=1.0).threshold):
+        assert decisions.DeferralRule(threshold, "").defers(held_out).all()
+    assert decisions.cascade(held_out, lambda u: (u, u), costly=torch.abs, threshold=everything.threshold)[1].all()
+    assert not decisions.deferral_for_workload(held_out, fraction=0.6).defers(least)
+
+
 def test_a_row_without_a_number_is_deferred():
     assert decisions.DeferralRule(math.inf, "").defers(torch.tensor([math.nan])).item()
 

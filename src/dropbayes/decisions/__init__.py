@@ -43,7 +43,12 @@ class DeferralRule:
 
     def defers(self, uncertainty: Array) -> Tensor:
         """True for the rows to hand over, shaped like `uncertainty`; a NaN uncertainty is handed over."""
-        return ~(validation.float_tensor(uncertainty).double() <= self.threshold)
+        return ~(_levels(validation.float_tensor(uncertainty)) <= self.threshold)
+
+
+def _levels(uncertainty: Tensor) -> Tensor:
+    """Uncertainties in double precision, of which even -∞ lies above the threshold -∞, that of deferring every row."""
+    return uncertainty.double().clamp_min(torch.finfo(torch.float64).min)
 
 
 def deferral_for_workload(uncertainty: Array, *, fraction: float, sample_weight: Array | None = None) -> DeferralRule:
@@ -160,7 +165,7 @@ def _p_value(losses: Tensor, target: float) -> float:
 
 def _held_out(name: str, values: Array, *, n_rows: int | None = None, infinite: bool = False) -> Tensor:
     """The values of held-out rows, `[row]` in double precision."""
-    return validation.row_values(name, values, n_rows=n_rows, infinite=infinite).detach().double().cpu()
+    return _levels(validation.row_values(name, values, n_rows=n_rows, infinite=infinite).detach()).cpu()
 
 
 @dataclass(frozen=True)
@@ -295,8 +300,7 @@ def action_probabilities(value_draws: Array) -> Tensor:
         tensor([[0.7500, 0.2500]])
     """
     values = validation.finite_tensor("value_draws", value_draws, axes="[draw, row, action]")
-    best = torch.nn.functional.one_hot(values.argmax(-1), values.shape[-1])
-    return best.to(values.dtype).mean(0)
+    return torch.nn.functional.one_hot(values.argmax(-1), values.shape[-1]).to(values.dtype).mean(0)
 
 
 def expected_cost(probabilities: Array, cost: Array) -> Tensor:
