@@ -248,8 +248,8 @@ def test_a_loop_over_a_prediction_ends_with_its_last_row():
     prediction = db.predict(net, torch.randn(3, 2), n_draws=4)
     assert torch.equal(torch.cat([row.mean for row in prediction]), prediction.mean)
     assert torch.equal(prediction[-3].mean, prediction[0].mean)
-    for index in (3, -4):
-        with pytest.raises(IndexError, match=f"one of the 3 rows, 0 to 2; got {index}"):
+    for index in (3, -4, "mean"):
+        with pytest.raises(IndexError, match=f"one of the 3 rows, 0 to 2; got {index!r}"):
             prediction[index]
 
 

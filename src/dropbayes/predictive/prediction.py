@@ -196,7 +196,7 @@ class Prediction(Printed):
         n_rows = len(self)
         try:
             rows = torch.arange(n_rows, device=self.mean.device)[(index,)].reshape(-1)
-        except IndexError:
+        except (IndexError, TypeError):
             raise IndexError(f"`index` must be one of the {n_rows} rows, 0 to {n_rows - 1}; got {index!r}.") from None
         chosen = {}
         for name, value in self._statistics().items():
