@@ -1,5 +1,6 @@
 """The operations of torch that the reading of a network tells apart: one list of each kind for the whole library."""
 
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -86,12 +87,8 @@ def axes_in(func: Operation, args: Arguments, kwargs: NamedArguments) -> list[An
     given = [a for a in (*args, *kwargs.values()) if type(a) in (int, tuple, list, str)]
     if not given or func.__name__ in ("view", "reshape", "expand", "repeat", "__getitem__"):
         return []
-    return [tuple(a) if type(a) is list else a for a in given if type(a) is str or _are_axes(a)]
-
-
-def _are_axes(value: Any) -> bool:
-    numbers = (value,) if type(value) is int else value
-    return all(type(number) is int and -8 <= number < 8 for number in numbers)
+    parts = itertools.chain(*(a if type(a) in (tuple, list) else (a,) for a in given))
+    return [part for part in parts if type(part) is str or (type(part) is int and -8 <= part < 8)]
 
 
 def uses_values(func: Operation, result: Any) -> bool:
