@@ -74,6 +74,20 @@ def test_the_pages_quote_how_much_faster_a_late_dropout_is():
     assert [quoted] == [float(int(ratio)) for ratio in ratios]
 
 
+def test_the_table_of_predictions_and_what_is_said_of_it_are_those_measured():
+    measured = json.loads((ROOT / "benchmarks" / "results" / "prediction.json").read_text())["speed"]
+    lines = (ROOT / "docs" / "benchmarks.md").read_text().split("## On a GPU")[0].splitlines()
+    table = {cells[0]: cells[1:] for cells in ([c.strip() for c in line.strip("|").split("|")] for line in lines)}
+    first = {case["case"]: case["first_ms"] / case["loop_ms"] for case in measured}
+    for case in measured:
+        assert table[case["case"]][::2] == [f"{case['against_loop']:.1f}x", f"{first[case['case']]:.2g}"], case["case"]
+    quoted = numbers(
+        page("benchmarks"), r"small transformer takes ([\d.]+) .* ([\d.]+) loop.* row of it ([\d.]+) loops"
+    )
+    networks = ("Transformer 4x128, S=32, N=4", "BERT-like 6x128, S=32, N=16", "BERT-like 6x128, S=32, N=1")
+    assert quoted == [float(f"{first[name]:.2g}") for name in networks]
+
+
 def test_the_pages_quote_the_time_of_large_tables():
     measured = json.loads((ROOT / "benchmarks" / "results" / "large_tables.json").read_text())
     quoted = numbers(page("training"), r"10,000 rows and 20 columns takes (\d+) s of CPU, one of 100,000 rows (\d+) s")
