@@ -423,6 +423,20 @@ def test_a_unit_that_is_zero_in_one_row_is_no_reason_to_run_rows_of_the_second_a
 # Many rows ------------------------------------------------------------------------------------------------------------
 
 
+def test_many_rows_whose_masks_are_those_of_others_are_seen_though_two_masks_of_few_units_may_be_one():
+    def forward(self, x):
+        hidden = torch.tanh(self.a(x))
+        return self.b(self.d(hidden.flip(0)).flip(0) if len(x) > 9 else self.d(hidden))
+
+    x = torch.randn(20, 6, generator=torch.Generator().manual_seed(0))
+    for seed in range(16):  # in three of these the last and the first row have one mask in the last draw
+        torch.manual_seed(0)
+        net = Module(forward, a=nn.Linear(6, 16), d=nn.Dropout(0.1), b=nn.Linear(16, 2)).eval()
+        alone = db.draws(net, x[3:4], n_draws=6, masks="row", seed=seed, sampling=db.Sampling(row_offset=3))
+        net = copy.deepcopy(net)  # which was never seen with few rows
+        torch.testing.assert_close(db.draws(net, x, n_draws=6, masks="row", seed=seed)[:, 3:4], alone)
+
+
 def test_the_masks_of_a_lone_row_of_few_units_are_its_own_among_its_copies():
     def forward(self, x):
         hidden = torch.tanh(self.a(x))

@@ -28,8 +28,7 @@ _COUNTED = ("position_ids", "decoder_position_ids", "cache_position")  # continu
 
 def with_positions(prober: Prober, flags: Flags, chosen: Probe, sites: tuple[Site, ...]) -> tuple[Site, ...]:
     """The sites with the axes that hold positions; raises, naming the site, if they cannot be found."""
-    inputs = prober.inputs
-    axes = sequence_axes(inputs)
+    axes = sequence_axes(inputs := prober.inputs)
     if not any(axes):
         raise ValueError("`positions` needs an input with positions, [row, position, ...]; got none. Leave it out.")
     if any(map(is_cache, inputs.leaves)):  # the contents of a cache have one length: the probe omits it

@@ -164,21 +164,23 @@ def learned_sites(spec: MaskSpec, work: Work) -> tuple[Site, ...] | None:
 
 
 def rows_alone(strategy: Strategy, spec: MaskSpec, work: Work, n_rows: int) -> Alone:
-    """Rows of the last draw by the plain loop, to compare with the first block as large as this one."""
+    """Rows of the last draws by the plain loop, to compare with the first block as large as this one."""
     # A trial has few rows: of many, the last sent on may find no room, and one that is read may decide for all.
     if strategy.rows != "together":
         return {}
     decides = spec.profile.reads_rows and not spec.profile.numbers_vary  # true or false, of one row or of all
     move = spec.profile.are_sent or (spec.profile.sorts_rows and strategy == FOLDED)  # the last may stay
     some = range(n_rows)[-8:] if move or decides else range(n_rows)[-1:]
-    return {row: evaluate(ONE_BY_ONE, spec, replace(work.row(row), draws=work.draws[-1:])) for row in some}
+    units = [(s.drop_prob, math.prod(s.shape)) for s in spec.profile.sites if s.is_random and s.layout and s.drop_prob]
+    n = 1 + any((1 - 2 * p * (1 - p)) ** number > 0.01 for p, number in units)  # two masks of few units may be one
+    return {row: evaluate(ONE_BY_ONE, spec, replace(work.row(row), draws=work.draws[-n:])) for row in some}
 
 
 def check_block(
     known: Inspection, strategy: Strategy, spec: MaskSpec, work: Work, n_rows: int, outputs: list[Tensor], alone: Alone
 ) -> None:
     """Raises unless a block gives rows what they have alone, and other operations than before do not misplace masks."""
-    unclear = [row for row, one in alone.items() if not agrees(outputs, one, row, len(work.draws) - 1)]
+    unclear = [row for row, one in alone.items() if not agrees(outputs, one, row, len(work.draws) - len(one[0]))]
     alone = {row: evaluate(ONE_BY_ONE, spec, replace(work.row(row), draws=work.draws[-4:])) for row in unclear}
     if not all(agrees(outputs, one, row, len(work.draws) - len(one[0]), 0.05) for row, one in alone.items()):
         compared_rows(cast(nn.Module, known.net()), work.inputs, known, None)  # raises if they depend on each other
