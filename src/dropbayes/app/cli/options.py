@@ -70,7 +70,7 @@ def proportion(value: float | None) -> float | None:
     return value
 
 
-def check_output(output: str, as_json: bool, *tables: str | None) -> None:
+def check_destination(output: str, as_json: bool, *tables: str | None) -> None:
     """Raises BadParameter for a table that is read, or if a JSON document would go to standard output as well."""
     if os.path.isfile(output) and os.path.realpath(output) in [os.path.realpath(table) for table in tables if table]:
         raise typer.BadParameter("is a table that is read; name another", param_hint="'-o'")

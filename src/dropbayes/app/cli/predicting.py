@@ -83,7 +83,7 @@ def predict(
     from dropbayes.app.tables import is_parquet, open_table, write_tables
     from dropbayes.app.tables.training import check_name
 
-    options.check_output(output, as_json, data)
+    options.check_destination(output, as_json, data)
     if engine is None:
         as_parquet = is_parquet(output)  # a wrong name is refused before a model is read
     fitted = app.load(model)
@@ -254,7 +254,7 @@ def report(
     as_json: options.Json = False,
 ) -> None:
     """Write an HTML report on a model's predictions for a table."""
-    options.check_output(output, as_json, data, training)
+    options.check_destination(output, as_json, data, training)
     from dropbayes.app.cli import explaining
     from dropbayes.app.cli.rows import note_training_rows, whole_table
     from dropbayes.runtime import files
