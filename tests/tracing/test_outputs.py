@@ -71,3 +71,24 @@ def test_dicts_and_lists_of_somebodys_own_class_are_taken_apart_and_put_together
     rebuilt = structure.build([tensor + 1 for tensor in tensors])
     assert [type(rebuilt), type(rebuilt.first), type(rebuilt.heads)] == [Named, Ordered, Heads]
     assert list(rebuilt.first) == ["b", "a"] and rebuilt.first["a"] == "kept" and rebuilt.heads[1]["x"] == 2
+
+
+def test_dicts_and_lists_whose_own_init_takes_other_arguments_are_put_together():
+    class Pair(dict):
+        def __init__(self, a, b):
+            super().__init__(a=a, b=b)
+
+    class Single(dict):
+        def __init__(self, logits):
+            super().__init__(logits=logits)
+
+    class Heads(list):
+        def __init__(self, *heads):
+            super().__init__(heads)
+
+    a, b = torch.ones(2), torch.zeros(2)
+    for given in (Pair(a, b), Single(a), Heads(a, b)):
+        tensors, structure = split(given)
+        rebuilt = structure.build([tensor + 1 for tensor in tensors])
+        values = list(rebuilt.values()) if isinstance(rebuilt, dict) else rebuilt
+        assert type(rebuilt) is type(given) and torch.equal(torch.stack(values), torch.stack(tensors) + 1)

@@ -1,5 +1,6 @@
 """Outputs flattened and rebuilt: what a network gives, as a tree of tensors."""
 
+import contextlib
 import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -30,8 +31,10 @@ class Structure:
             return next(remaining) if leaf is _TENSOR else leaf if numbers else None
 
         tree = pytree.tree_unflatten(map(leaf_of, self.leaves), self.spec)
-        if self.made_of is None or issubclass(self.made_of, (dict, list)):
-            return tree if self.made_of is None else self.made_of(tree)
+        if self.made_of is None:
+            return tree
+        if issubclass(self.made_of, (dict, list)):
+            return _container(self.made_of, tree)
         made = object.__new__(self.made_of)  # its own `__init__` may take other arguments, or compute fields anew
         for name, value in tree.items():
             object.__setattr__(made, name, value)
@@ -77,6 +80,20 @@ def _structure(output: PyTree, tensors: list[Tensor]) -> Structure:
         elif not isinstance(leaf, _PLAIN):
             leaves[index] = _structure(leaf, tensors) if _has_parts(leaf) else None
     return Structure(tuple(leaves), spec, of)
+
+
+def _container(kind: Any, parts: Any) -> PyTree:
+    """A dict or list of somebody's own class, past its `__init__` where that takes other arguments than its parts."""
+
+    def identities(whole: Any) -> list[int]:
+        return list(map(id, whole.values() if issubclass(kind, dict) else whole))
+
+    with contextlib.suppress(TypeError):
+        if identities(made := kind(parts)) == identities(parts):
+            return made
+    made = kind.__new__(kind)
+    made.update(parts) if issubclass(kind, dict) else made.extend(parts)
+    return made
 
 
 def _has_parts(value: PyTree) -> bool:
