@@ -86,6 +86,8 @@ def test_the_table_of_predictions_and_what_is_said_of_it_are_those_measured():
     )
     networks = ("Transformer 4x128, S=32, N=4", "BERT-like 6x128, S=32, N=16", "BERT-like 6x128, S=32, N=1")
     assert quoted == [float(f"{first[name]:.2g}") for name in networks]
+    (passes,) = numbers(page("benchmarks"), r"The U-Net's 20 draws take as long as (\d+) forward passes")
+    assert [passes] == [round(20 / case["against_loop"]) for case in measured if "U-Net" in case["case"]]
 
 
 def test_the_pages_quote_the_time_of_large_tables():
