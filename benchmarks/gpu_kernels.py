@@ -1,15 +1,13 @@
 """The kernels on this GPU: right, and how fast against what torch does.
 
-Times are medians in one process. Masks and attention are timed on the device alone (a captured graph, replayed), for
-in a large network launches overlap with work; small perceptrons are timed as a caller sees them. Run
-`python -m benchmarks.gpu_kernels [part ...]`, parts being mask, perceptron and attention; with `--compile` it only
+Times are medians in one process, on the device alone (a captured graph, replayed): in a large network launches overlap
+with work. Run `python -m benchmarks.gpu_kernels [part ...]`, parts being mask and attention; with `--compile` it only
 compiles (parts can do that in parallel). It prints one line per measurement and writes
 `benchmarks/results/gpu_kernels.json`. Without a GPU there is nothing to measure.
 """
 
 from __future__ import annotations
 
-import itertools
 import statistics
 import sys
 import time
@@ -18,13 +16,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks import history
 from dropbayes.sampling.masks import Keys, keep_mask
 
 SAMPLERS = ("stratified", "independent")
-SECONDS, CALLS = (0.0, 1) if "--compile" in sys.argv else (0.15, 25)  # of one measurement
+SECONDS = 0.0 if "--compile" in sys.argv else 0.15  # of one measurement
 
 
 def milliseconds(run: Callable[..., Any], *arguments: Any, **keywords: Any) -> float:
@@ -40,19 +38,6 @@ def milliseconds(run: Callable[..., Any], *arguments: Any, **keywords: Any) -> f
         last.record()
         last.synchronize()
         times.append(first.elapsed_time(last))
-    return statistics.median(times)
-
-
-def wall_milliseconds(run: Callable[..., Any], *arguments: Any, **keywords: Any) -> float:
-    """The median time of a call as a caller sees it, until its result is there."""
-    run(*arguments, **keywords)
-    times = []
-    for _ in range(CALLS):
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        run(*arguments, **keywords)
-        torch.cuda.synchronize()
-        times.append(1e3 * (time.perf_counter() - began))
     return statistics.median(times)
 
 
@@ -101,65 +86,6 @@ def mask(report: Callable[..., None]) -> None:
                 )  # fmt: skip
 
 
-def perceptron(report: Callable[..., None]) -> None:
-    from dropbayes.sampling.kernels.all import affine_layers, perceptron_moments
-
-    def small(*widths: int) -> nn.Sequential:
-        layers: list[nn.Module] = []
-        for before, after in itertools.pairwise(widths):
-            layers += [nn.Dropout(0.1), nn.Linear(before, after), nn.ReLU()]
-        return nn.Sequential(*layers[:-1]).cuda().eval()
-
-    for widths in ((13, 50, 1), (13, 50, 50, 1), (13, 100, 1), (20, 60, 60, 5)):
-        net, n_draws = small(*widths), 100
-        affines = affine_layers(list(net))
-        for n_rows in (1, 1000, 100_000) if widths == (13, 50, 1) else (1000, 20_000):
-            x = torch.randn(n_rows, widths[0], device="cuda")
-            repeated = x.repeat(n_draws, 1)
-            dense = wall_milliseconds(net, repeated)
-            repeat = wall_milliseconds(repeated_variance, small(*widths).train(), repeated, n_draws)
-            for sampler in SAMPLERS if len(widths) == 3 and widths[1] == 50 else SAMPLERS[:1]:
-                for rows in (None, range(n_rows)):
-                    for integrate in (True, False):
-                        keys = Keys(3, n_draws, sampler)
-                        arguments = {"draws": range(n_draws), "rows": rows, "integrate_last": integrate}
-                        name = f"{'-'.join(map(str, widths))} N={n_rows} {sampler} {'row' if rows else 'shared'}{' integrated' if integrate else ''}"  # fmt: skip
-                        try:
-                            took = wall_milliseconds(perceptron_moments, affines, x, keys, **arguments)
-                        except Exception as error:
-                            report("perceptron", name, error=f"{type(error).__name__}: {error}"[:200])
-                            continue
-                        mean, variance = perceptron_moments(affines, x[:64], keys, **arguments)
-                        a, b = moments_of_draws(list(net), x[:64], keys, range(n_draws), rows and rows[:64], integrate)
-                        report(
-                            "perceptron", name, errors=(relative_error(mean, a), relative_error(variance, b)),
-                            ms=took, of_dense=took / dense, of_repeat=took / repeat,
-                        )  # fmt: skip
-
-
-def repeated_variance(net: nn.Module, x: Tensor, n_draws: int) -> Tensor:
-    return net(x).view(n_draws, -1).var(0)
-
-
-def moments_of_draws(
-    layers: list[nn.Module], x: Tensor, keys: Keys, draws: range, rows: range | None, integrate_last: bool
-) -> tuple[Tensor, Tensor]:
-    """The moments in double precision, one operation after another."""
-    h, site, integrated = x.double().expand(len(draws), *x.shape), 0, torch.zeros((), device=x.device)
-    for place, layer in enumerate(layers):
-        if isinstance(layer, nn.Dropout) and integrate_last and place == len(layers) - 2:
-            squares = layers[-1].weight.double().square()
-            integrated = (h.square() @ squares.t()).mean(0) * layer.p / (1 - layer.p)
-        elif isinstance(layer, nn.Dropout):
-            kept = keep_mask(keys, site, drop_prob=layer.p, draws=draws, rows=rows, shape=(h.shape[-1],), dtype=h.dtype, device=h.device)  # fmt: skip
-            h, site = h * (kept if rows else kept[:, None]) / (1 - layer.p), site + 1
-        elif isinstance(layer, nn.Linear):
-            h = h @ layer.weight.double().t() + layer.bias.double()
-        else:
-            h = layer(h)
-    return h.mean(0), h.var(0, unbiased=False) + integrated
-
-
 def attention(report: Callable[..., None]) -> None:
     from dropbayes.sampling.kernels import all as kernels
     from dropbayes.sampling.kernels.attention import keep_bits
@@ -195,7 +121,7 @@ def attention(report: Callable[..., None]) -> None:
         report("attention", f"{name} {str(dtype)[6:]} with its launch", ms=call)
 
 
-PARTS = {"mask": mask, "perceptron": perceptron, "attention": attention}
+PARTS = {"mask": mask, "attention": attention}
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ however the draws were run.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -59,7 +59,7 @@ def controlled_plan(
         rule = '"controlled" needs a network that takes its rows as a batch and multiplies by its masks'
         why = "so that its linear part is known under each draw"
         raise ValueError(f'`method` {rule}, {why}; got {got}. Use method="sampling".')
-    return ControlledPlan(replace(drawn, moments_only=False), linear, drawn.profile, f"controlled, {drawn.method}")
+    return ControlledPlan(drawn, linear, drawn.profile, f"controlled, {drawn.method}")
 
 
 def _corrected(drawn: Tensor, linear: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:

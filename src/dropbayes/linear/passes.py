@@ -24,7 +24,6 @@ from dropbayes.sampling import (
     inspect,
     make_plan,
     mask_spec,
-    result_dtype,
 )
 from dropbayes.tracing.views import checked_network
 
@@ -109,10 +108,7 @@ class LinearPlan:
                 points = (mean if self.only_moments else mean + spread).to(mean.dtype).view(shape)
                 outputs.append(torch.view_as_complex(points.contiguous()) if is_complex else points)
                 variances.append(spread.view(shape)[0])
-            moments = None
-            if self.only_moments and len(outputs) == 1 and not outputs[0].is_complex():
-                moments = outputs[0][0].to(dtype := result_dtype(outputs[0])), variances[0].to(dtype)
-            yield Block(rows, range(1), outputs, variances if self.only_moments else None, moments)
+            yield Block(rows, range(1), outputs, variances if self.only_moments else None)
 
     def _spread(self, linear: Linearisation) -> Tensor:
         """The variance of an output, `[row, output]`; or points of it less its mean, `[point, row, output]`."""

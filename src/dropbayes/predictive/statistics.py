@@ -149,10 +149,13 @@ class RowStatistics:
     def results(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """The statistics by name, `[row, ...]`."""
         moments = self.moments.finish()
-        mean, epistemic = moments.mean, moments.variance
+        mean, epistemic, noise = moments.mean, moments.variance, torch.zeros_like(moments.mean)
         if self.integrated is not None:  # the law of total variance over the last layer's masks
             epistemic = epistemic + self.integrated / moments.count
-        statistics = self.of_moments(mean, epistemic) | {name: one.finish().value for name, one in self.means.items()}
+        if isinstance(self.likelihood, Gaussian):
+            noise = self.likelihood.variance(mean.double()).detach().to(mean)
+        statistics = {"mean": mean, "epistemic": epistemic, "aleatoric": noise}
+        statistics |= {name: one.finish().value for name, one in self.means.items()}
         if isinstance(self.likelihood, ClassLikelihood):
             statistics["entropy"] = torch.special.entr(self.likelihood.class_probabilities(mean)).sum(-1)
             statistics["variation_ratio"] = 1 - statistics.pop("votes").amax(-1)  # the draws against the majority
@@ -170,31 +173,20 @@ class RowStatistics:
         sums = {name: statistics[name].sum(-1) for name in ("epistemic", "aleatoric")}
         return {n: v if n in sums else torch.view_as_complex(v.contiguous()) for n, v in statistics.items()} | sums
 
-    def of_moments(self, mean: Tensor, epistemic: Tensor) -> dict[str, Tensor]:
-        """The moments of all draws by name, with the noise of a Gaussian."""
-        noise = torch.zeros_like(mean)
-        if isinstance(self.likelihood, Gaussian):
-            noise = self.likelihood.variance(mean.double()).detach().to(mean)
-        return {"mean": mean, "epistemic": epistemic, "aleatoric": noise}
-
 
 def row_summaries(
     plans: Sequence[AnyPlan], inputs: Inputs, first_row: int, request: Request
-) -> Iterator[tuple[int, Rows | None]]:
+) -> Iterator[tuple[int, Rows]]:
     """The number of rows of each block, and their statistics; over the draws of all plans, those of an ensemble."""
     for n_rows, blocks in _row_blocks(plans, inputs, first_row):
         statistics, shapes = request.summaries(plans[0].profile), set[tuple[torch.Size, ...]]()
         for block in blocks:
-            if block.moments is not None:  # of all draws
-                yield n_rows, [statistics[0].of_moments(*block.moments)]
-                break
             shapes.add(tuple(block.outputs[place].shape[2:] for place in statistics))
             if len(shapes) > 1:
                 raise ValueError(f"`net` must hold networks of one shape of output; got {shapes}.")
             for place, one in statistics.items():
                 one.add(block.outputs[place], None if block.variances is None else block.variances[place])
-        else:
-            yield n_rows, [one.results() for one in statistics.values()]
+        yield n_rows, [one.results() for one in statistics.values()]
 
 
 def _row_blocks(plans: Sequence[AnyPlan], inputs: Inputs, first_row: int) -> Iterator[tuple[int, Iterator[Block]]]:

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 
-from dropbayes.sampling.kernels import kernels_on
 from dropbayes.sampling.masks import Keys, keep_mask, keep_scale
 from dropbayes.sampling.profile import Profile
 from dropbayes.sampling.source import MaskSpec
@@ -60,12 +59,6 @@ class Perceptron:
             suffix_bytes=pass_bytes, outputs=(RowLayout(0, 1),), structure=_ONE_TENSOR,
             last_layer=isinstance(final, nn.Linear) and isinstance(last, nn.Dropout) and last.p < 1,
         )  # fmt: skip
-
-    @property
-    def kernel_layers(self) -> Any:
-        """The layers in the fused kernel's form; None if no kernel supports them."""
-        kernels = kernels_on(next(w for layer in self.layers for w in layer.parameters()).device)
-        return None if kernels is None else kernels.affine_layers(self.layers)
 
 
 def as_perceptron(net: nn.Module, x: Tensor) -> Perceptron | None:
@@ -198,22 +191,6 @@ def _mask(
         keys, site, drop_prob=drop_prob, draws=draws, rows=rows, shape=shape, dtype=like.dtype, device=like.device
     )
     return mask.view(len(draws), -1, width)
-
-
-def perceptron_moments(
-    net: Perceptron, x: Tensor, keys: Keys, draws: range, rows: range | None, integrate: bool
-) -> tuple[Tensor, Tensor] | None:
-    """The mean and variance over draws of all rows by one kernel; None if no kernel supports this perceptron."""
-    kernels = kernels_on(x.device)
-    # The kernel takes draws in the order of the lattice, where each row begins elsewhere: all of them, or shared masks.
-    in_order = rows is None or keys.sampler == "independent" or len(draws) == keys.n_draws
-    layers = net.kernel_layers if kernels is not None and in_order and x.dtype == torch.float32 else None
-    if layers is None:
-        return None
-    moments: tuple[Tensor, Tensor] = kernels.perceptron_moments(
-        layers, x.contiguous(), keys, draws=draws, rows=rows, integrate_last=integrate
-    )
-    return moments
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from dropbayes.runtime.validation import check_choice
 from dropbayes.sampling.inputs import Inputs
 from dropbayes.sampling.inspection import Inspection, forget, inspect
 from dropbayes.sampling.masks import Keys, Positions
-from dropbayes.sampling.perceptron import Perceptron, as_perceptron, perceptron_moments, prepare
+from dropbayes.sampling.perceptron import Perceptron, as_perceptron, prepare
 from dropbayes.sampling.probes import rows_depend
 from dropbayes.sampling.profile import Profile
 from dropbayes.sampling.sequences import sequence_lengths
@@ -40,7 +40,7 @@ MASKS = ("shared", "row")
 # Block sizes. A lone row is padded to a whole block where bits matter, so a block's work is bounded by the overhead of
 # its calls, counted in operations. Measured, not derived; any value gives right results.
 _FREE_OPERATIONS = {"cpu": 3e7, "cuda": 3e10}
-_FREE_OPERATIONS_DIRECT = {"cpu": 4e6, "cuda": 2e10}
+_FREE_OPERATIONS_DIRECT = 4e6
 _FREE_OPERATIONS_SMALL = {"cpu": 1e7, "cuda": 3e10}  # of a block in whose place there are larger ones for many rows
 _FREE_OPERATIONS_SINGLE = 2e8  # of one draw, where draws run one at a time
 _COMPARED_ROWS = 16  # of all draws together, before blocks of another size are taken to have the same bits
@@ -50,7 +50,7 @@ _MAX_ROWS = {"cpu": 256, "cuda": 4096}
 _MIN_PAIRS = 16  # on a CPU, products of so many rows mostly have the bits of those of more
 _MIN_PAIRS_DIRECT = 64  # a layer that is one product needs more rows to be fast
 _WORKING_BYTES = 32 * 2**20  # on a CPU, about what its caches hold
-_WORKING_BYTES_DIRECT = {"cpu": 64 * 2**20, "cuda": 3 * 2**30}
+_WORKING_BYTES_DIRECT = 64 * 2**20
 _YIELDED_ROWS = 1024  # the direct path yields its blocks in batches of this many rows
 _THREADED_OPERATIONS = 5e7  # a smaller block finishes before other threads have started
 
@@ -67,7 +67,6 @@ class Block:
     draws: range
     outputs: list[Tensor]  # each tensor of the output, `[draw, row, ...]`
     variances: list[Tensor] | None = None  # the means over these draws of those over an integrated last layer
-    moments: tuple[Tensor, Tensor] | None = None  # in place of the outputs: mean and variance of all draws
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,6 @@ class Plan:
     product_rows: int = 1  # of a perceptron, in one product
     pairs: int = _MIN_PAIRS_DIRECT  # of a draw and a row, in one pass, where they may take different branches
     batch_invariant: bool = True  # blocks are padded to one size
-    moments_only: bool = False
     working_bytes: int = _WORKING_BYTES  # of a pass
 
     @property
@@ -108,8 +106,7 @@ class Plan:
 
     def replicate(self, number: int) -> Plan:
         """The plan with draws that are independent of those of other replicates."""
-        spec = replace(self.spec, keys=replace(self.spec.keys, replicate=number))
-        return replace(self, spec=spec, moments_only=False)  # a kernel that gives the moments of all gives no outputs
+        return replace(self, spec=replace(self.spec, keys=replace(self.spec.keys, replicate=number)))
 
     def arrange(self, tensors: list[Tensor], *, leading: int) -> list[Tensor]:
         """The tensors with their row axis, which follows `leading` axes, moved to the network's position."""
@@ -269,11 +266,6 @@ class Plan:
     def _direct_block(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Block:
         assert self.direct is not None
         x, spec = inputs.leaves[0][rows.start : rows.stop], self.spec
-        keyed_rows = range(first_row, first_row + len(rows)) if spec.per_row else None
-        if self.moments_only and draws == self.draws and not self.batch_invariant:
-            moments = perceptron_moments(self.direct, x, spec.keys, draws, keyed_rows, spec.integrate)
-            if moments is not None:
-                return Block(rows, draws, [], moments=moments)
         outputs, variance = prepare(self.direct, spec, draws, block=self.product_rows, x=x)(x, first_row)
         return Block(rows, draws, [outputs], None if variance is None else [variance])
 
@@ -313,10 +305,8 @@ def make_plan(
     on_cpu = inputs.device.type == "cpu"
     invariant = on_cpu if sampling.batch_invariant is None else sampling.batch_invariant
     net, strategy, direct = checked_network(net), ONE_BY_ONE, None
-    if inputs.is_matrix and not (sampling.ignored or sampling.positions):
+    if on_cpu and inputs.is_matrix and not (sampling.ignored or sampling.positions):
         direct = as_perceptron(net, inputs.leaves[0])
-        if direct is not None and not on_cpu and (direct.kernel_layers is None or invariant):
-            direct = None
     inspection = _inspect_with_hints(net, inputs, sampling, trusted) if direct is None else None
     profile: Profile = (direct or inspection).profile  # type: ignore[union-attr]
     if profile.moves_rows or profile.numbers_vary:
@@ -327,15 +317,15 @@ def make_plan(
     if inspection is not None:
         strategy = chosen_strategy(inspection, inputs, spec, invariant=invariant)
         spec = replace(spec, integrate=spec.integrate and strategy.draws != "single")
-    limit = _WORKING_BYTES if direct is None else _WORKING_BYTES_DIRECT["cpu" if on_cpu else "cuda"]
+    limit = _WORKING_BYTES if direct is None else _WORKING_BYTES_DIRECT
     if direct is None and inputs.device.type == "cuda":  # smaller blocks of many small layers take longer
         limit = torch.cuda.get_device_properties(inputs.device).total_memory // 16
     plan = Plan(
         net, profile, spec, range(keys.n_draws), 1, 1, 0.0, strategy, inspection, direct, batch_invariant=invariant,
-        moments_only=integrate, working_bytes=sampling.max_bytes or limit,
+        working_bytes=sampling.max_bytes or limit,
     )  # fmt: skip
     plan = replace(plan, draws=range(1)) if plan.exact else plan
-    return _with_sizes(plan, inputs) if direct is None else _with_direct_sizes(plan, inputs)
+    return _with_sizes(plan, inputs) if direct is None else _with_direct_sizes(plan)
 
 
 def mask_spec(profile: Profile, inputs: Inputs, *, keys: Keys, masks: str, sampling: Sampling) -> MaskSpec:
@@ -406,17 +396,14 @@ def _with_blocks(plan: Plan, inputs: Inputs, rows: int, chunk: int) -> Plan:
     return replace(plan, block_rows=rows, chunk_draws=chunk, operations=operations)
 
 
-def _with_direct_sizes(plan: Plan, inputs: Inputs) -> Plan:
+def _with_direct_sizes(plan: Plan) -> Plan:
     """The plan of a perceptron with the rows and draws of its blocks and of its products."""
-    profile, device = plan.profile, "cpu" if inputs.device.type == "cpu" else "cuda"
-    pairs = max(1, plan.working_bytes // max(profile.pass_bytes, 1))
+    profile, pairs = plan.profile, max(1, plan.working_bytes // max(plan.profile.pass_bytes, 1))
     # Rows with their own masks cannot share products, only calls.
-    free = (_FREE_OPERATIONS if plan.spec.per_row else _FREE_OPERATIONS_DIRECT)[device]
+    free = _FREE_OPERATIONS["cpu"] if plan.spec.per_row else _FREE_OPERATIONS_DIRECT
     least = 2 ** math.ceil(math.log2(_MIN_PAIRS_DIRECT / len(plan.draws)))
-    rows, chunk = _block_shape(plan, len(plan.draws), device, pairs, free, least)
+    rows, chunk = _block_shape(plan, len(plan.draws), "cpu", pairs, free, least)
     yielded = max(1, min(_YIELDED_ROWS, 2**18 // chunk) // rows) * rows
-    if plan.moments_only and not plan.batch_invariant and device == "cuda":
-        yielded, chunk = inputs.n_rows, len(plan.draws)
     operations = rows * (profile.prefix_cost + chunk * profile.suffix_cost)
     return replace(plan, block_rows=yielded, product_rows=rows, chunk_draws=chunk, operations=operations)
 

@@ -3,6 +3,5 @@
 from dropbayes.sampling.kernels.attention import attention
 from dropbayes.sampling.kernels.masking import dropout, uniforms
 from dropbayes.sampling.kernels.moments import moments_over_draws
-from dropbayes.sampling.kernels.perceptron import affine_layers, perceptron_moments
 
-__all__ = ["affine_layers", "attention", "dropout", "moments_over_draws", "perceptron_moments", "uniforms"]
+__all__ = ["attention", "dropout", "moments_over_draws", "uniforms"]
