@@ -47,6 +47,7 @@ WRONG_ROWS = {
     "quotation mark never closed": (HEAD + GOOD + b'1,Oslo,"true\n1,Oslo,true\n', "line 3: a quotation mark is opened"),
     "header never closed": (b'"size,city,new\n1,Oslo,true\n', "line 1: a quotation mark is opened and never closed"),
     "duplicate header": (b"size,city,new,city\n1,Oslo,true,Rome\n", "columns 2 and 4 are both named 'city'"),
+    "no header": (b"1,Oslo,1\n2,Rome,1\n", "both named '1'; rename one of them, or add the line of names if it is missing"),
     "header alike but for spaces": (b"size,city,new, city\n1,Oslo,true,Rome\n", "columns 2 and 4 are both named 'city'"),
     "latin-1": ("size,city,new\n1,Oslo,true\n1,Tromsø,true\n".encode("latin-1"), r"line 3: byte 34 \(0xf8\) is not UTF-8"),
     "latin-1 header": ("size,city,new,größe\n".encode("latin-1"), "line 1: byte 17"),

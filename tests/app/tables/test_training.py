@@ -204,3 +204,14 @@ def test_where_another_column_needs_a_point_each_column_is_read_alone():
 def test_yes_and_no_in_several_cases_are_two_classes(cells, classes):
     rows = rows_of({"y": (cells.split() * N)[:N]})
     assert np.unique(rows.y).tolist() == classes
+
+
+def test_two_classes_written_in_several_ways_are_not_three():
+    with pytest.raises(ValueError, match=r"column 'y': writes two classes as '0', '1', 'true'; write each in one way"):
+        rows_of({"y": (["true", "1", "0"] * N)[:N]})
+    assert np.unique(rows_of({"y": (["true", "1", "0"] * N)[:N]}, task="classification").y).size == 3
+
+
+def test_a_table_without_columns_is_an_error_of_the_table():
+    with pytest.raises(ValueError, match=r"has no column 'y' \(`target`\); it has none\.$"):
+        training_rows(pa.table({}), target="y", at=at)

@@ -67,12 +67,12 @@ def test_a_text_among_numbers_of_any_notation_is_a_problem():
         assert odd in column_of(Cells(texts(*column), "a", at)).message
 
 
-@pytest.mark.parametrize("codes", ["FN", "TY", "YNF"])
+@pytest.mark.parametrize("codes", ["FN", "TY", "YNF", "TF1"])
 def test_letters_of_two_pairs_are_codes_and_no_booleans(codes):
     assert column_of(Cells(texts(*codes), "a", at)) == Column("a", "category", categories=tuple(sorted(codes)))
 
 
-@pytest.mark.parametrize("words", [("Y", "n"), ("T", "F"), ("yes", "N", "True"), ("t", "no")])
+@pytest.mark.parametrize("words", [("Y", "n"), ("T", "F"), ("yes", "N", "True"), ("t", "no"), ("true", "0", "1")])
 def test_words_and_letters_of_one_pair_are_booleans(words):
     assert column_of(Cells(texts(*words), "a", at)).kind == "boolean"
 

@@ -39,6 +39,16 @@ def test_a_category_has_one_input_for_each_text_and_one_for_missing():
         encode(schema, pa.table({"c": ["a", "b", "", "z"]}), at=at)
 
 
+@pytest.mark.parametrize(
+    ("learned", "given"), [("12", ["1.0", "2"]), (["1.0", "2.0"], "12"), (["True", "x"], ["TRUE", "x"])]
+)
+def test_a_category_is_known_however_a_program_writes_it(learned, given):
+    schema = Schema((column_of(Cells(texts(*learned), "c", at), categorical=True),), "y", "regression")
+    assert encode(schema, pa.table({"c": list(given)}), at=at).x.tolist() == [[1, 0], [0, 1]]
+    with pytest.raises(ValueError, match="'01' was not seen in training"):
+        encode(schema, pa.table({"c": ["01"]}), at=at)
+
+
 def test_booleans_are_one_and_zero_however_written():
     schema = Schema((column_of(Cells(texts("True", "false", "", "TRUE"), "b", at)),), "y", "regression")
     for values in (["true", "False", "NA"], [True, False, None]):
@@ -92,7 +102,14 @@ def test_a_number_other_than_0_and_1_in_a_column_of_booleans_is_refused(wrong):
     schema = Schema((Column("flag", "boolean", fill=1.0),), "", "regression", {})
     with pytest.raises(ValueError, match=r"column 'flag': must be true or false, as in training; got"):
         encode(schema, pa.table({"flag": wrong}), at=str)
-    for known in ([True, False, None], [1, 0, None], [1.0, 0.0, float("nan")], ["Yes", "no", ""]):
+    for known in (
+        [True, False, None],
+        [1, 0, None],
+        [1.0, 0.0, float("nan")],
+        ["Yes", "no", ""],
+        ["1", "0", ""],
+        ["1.0", "0.0", ""],
+    ):
         assert encode(schema, pa.table({"flag": known}), at=str).x.ravel().tolist() == [1, 0, 1]
 
 

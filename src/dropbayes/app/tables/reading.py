@@ -125,7 +125,8 @@ def _checked_names(names: list[str], label: str) -> tuple[str, ...]:
     for number, given in enumerate(names, start=1):
         name = given.strip() or f"{UNNAMED}{number}"
         if (first := numbers.setdefault(name, number)) != number:
-            raise ValueError(f"{label}: columns {first} and {number} are both named {quote(name)}; rename one of them.")
+            fault = f"columns {first} and {number} are both named {quote(name)}"
+            raise ValueError(f"{label}: {fault}; rename one of them, or add the line of names if it is missing.")
     return tuple(numbers)
 
 

@@ -72,7 +72,7 @@ def check_name(name: str, names: Collection[str], label: str, argument: str) -> 
     near = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.6)
     meant = f" Did you mean {quote(folded[near[0]])}?" if near else ""
     parts = [part.strip() for part in name.split(",")]
-    first, *others = names
+    first, *others = names or [""]
     fields = [first, *others] if others else first.split()
     if not others and name in fields:
         meant = " Its fields seem to be separated by spaces; set the `delimiter` to a space."
@@ -181,6 +181,10 @@ def _targets(cells: Cells, task: Task | None, decimal: str | None) -> tuple[Task
                 raise ColumnProblems(cells.at(-1), {cells.name: problem})
             case "date":
                 raise cells.error(-1, "holds dates; a target is a number or a class.")
+            case "boolean" if len(ways := {*in_one_case(cells.labels())} - {None}) > 2:
+                raise cells.error(
+                    -1, f"writes two classes as {list_names(sorted(map(str, ways)))}; write each in one way."
+                )
             case "number":
                 task = "classification" if set(cells.labels()) - {None} == {"0", "1"} else "regression"  # a flag
             case _:

@@ -17,7 +17,7 @@ from dropbayes.runtime.validation import Numbers, quote
 MISSING = ("", "NA", "N/A", "NaN", "nan", "NAN", "null", "NULL", "?", "#N/A", "<NA>")
 """The cells that mean "no value", spaces around them not counted."""
 
-BOOLEANS = {"true": 1.0, "yes": 1.0, "y": 1.0, "t": 1.0, "false": 0.0, "no": 0.0, "n": 0.0, "f": 0.0}
+BOOLEANS = dict.fromkeys(("true", "yes", "y", "t", "1"), 1.0) | dict.fromkeys(("false", "no", "n", "f", "0"), 0.0)
 """The texts that are booleans, in lower case."""
 
 Place = Callable[[int], str]  #: The location of a row, in words; the table itself for -1.
@@ -112,7 +112,7 @@ class Cells:
         """The booleans as 1 and 0, NaN where there is none."""
         if self.is_text:
             encoded = pc.utf8_lower(self.texts).dictionary_encode()
-            truths = [BOOLEANS.get(text, np.inf) for text in encoded.dictionary.to_pylist()]
+            truths = [BOOLEANS.get(canonical(text), np.inf) for text in encoded.dictionary.to_pylist()]
             truth = np.array([*truths, np.nan])[encoded.indices.fill_null(-1).to_numpy()]  # the last for a null
         else:
             truth = self.numbers()
@@ -136,7 +136,7 @@ class Cells:
     def labels(self) -> list[str | None]:
         """The classes of a target as texts, whole numbers without a fraction; None where there is none."""
         texts = self.texts
-        known = {text: _canonical(text) for text in texts.unique().to_pylist()}
+        known = {text: canonical(text) for text in texts.unique().to_pylist()}
         return [known[text] for text in texts.to_pylist()]
 
 
@@ -148,8 +148,8 @@ def in_one_case(labels: Sequence[str | None]) -> Sequence[str | None]:
     return [label and known[label] for label in labels] if has_several else labels
 
 
-def _canonical(text: str | None) -> str | None:
-    """One spelling for a class that is a number or a boolean, however the file writes it; 007 is a code, and stays."""
+def canonical(text: str | None) -> str | None:
+    """One spelling of a label that is a number or a boolean, however the file writes it; 007 is a code, and stays."""
     if text is None or text.lower() in ("true", "false"):
         return text and text.lower()
     if re.match(NUMBER, text) and not re.match("0[0-9]", text) and float(text).is_integer() and abs(float(text)) < 1e15:

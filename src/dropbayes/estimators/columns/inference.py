@@ -73,8 +73,8 @@ def kind_of(cells: Cells, *, decimal: str | None = None) -> Kind | Problem:
         return "category" if coded else "number"
     if signs := mixed_currencies(present, decimal=decimal):
         return Problem(f"holds amounts in {', '.join(signs)}, which cannot be compared", "ignore")
-    # F and N, or T and Y, are codes: taken as booleans, they would be one value.
-    spellings = [[word for word in BOOLEANS if word not in pair] for pair in (("t", "f"), ("y", "n"))]
+    # F and N, T and Y, or T and 1 are codes: taken as booleans, they would be one value.
+    spellings = [[word for word in BOOLEANS if word not in codes] for codes in ("tf10", "yn10", "tfyn")]
     lowered = pc.utf8_lower(present)
     if any(pc.all(pc.is_in(lowered, value_set=pa.array(words))).as_py() for words in spellings):
         return "boolean"

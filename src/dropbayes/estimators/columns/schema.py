@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dropbayes.estimators.columns.cells import MISSING, Cells, Place
+from dropbayes.estimators.columns.cells import MISSING, Cells, Place, canonical
 from dropbayes.estimators.columns.dates import PARTS, date_inputs
 from dropbayes.estimators.columns.notation import PLAIN, Notation
 from dropbayes.runtime.validation import Numbers, quote
@@ -66,7 +66,7 @@ class Schema:
 
 def list_names(names: Collection[str], most: int = 8) -> str:
     """Some names in a sentence."""
-    return ", ".join(map(quote, list(names)[:most])) + (", …" if len(names) > most else "")
+    return ", ".join(map(quote, list(names)[:most])) + (", …" if len(names) > most else "") or "none"
 
 
 def check_columns(schema: Schema, names: Collection[str], label: str, *, with_target: bool = False) -> None:
@@ -141,6 +141,9 @@ def _fill_categories(inputs: Numbers, column: Column, cells: Cells, refusal: str
     """Sets the inputs of a category; returns which rows lack one, and which have a new one."""
     texts = cells.texts
     codes = pc.index_in(texts, value_set=pa.array(column.categories, pa.string()))
+    if codes.null_count > texts.null_count:  # the category 1 may be written 1.0, as pandas does beside a missing one
+        spellings = pa.array([canonical(text) for text in column.categories], pa.string())
+        codes = pc.coalesce(codes, pc.index_in(pa.array(cells.labels(), pa.string()), value_set=spellings))
     present, known = (array.is_valid().to_numpy(zero_copy_only=False) for array in (texts, codes))
     unknown = present & ~known
     if refusal and unknown.any():
