@@ -151,6 +151,15 @@ def test_all_columns_may_come_as_one_matrix(tmp_path):
     assert same_bits(predictor({"x": x}), predictor({"a": x[:, 0], "b": x[:, 1], "other": x}))
 
 
+def test_a_column_that_is_called_as_the_matrix_is_not_taken_for_it():
+    net = nn.Sequential(nn.Dropout(0.5), nn.Linear(2, 1))
+    predictor = db.Predictor(net, likelihood=db.Gaussian(precision=1.0), columns=("x", "z"))
+    x = np.arange(6.0).reshape(3, 2)
+    assert same_bits(predictor({"x": x}), predictor({"x": x[:, 0], "z": x[:, 1]}))
+    with pytest.raises(ValueError, match=r"^`columns` lacks 'z', which the model reads; it has 'x'\.$"):
+        predictor({"x": x[:, 0]})
+
+
 def test_columns_may_be_of_any_array_kind(models, columns):
     predictor = db.Predictor.load(models / "numbers")
     whole = predictor(columns)

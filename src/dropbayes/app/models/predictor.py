@@ -159,7 +159,7 @@ class Predictor:
 
     @property
     def inputs(self) -> dict[str, str]:
-        """The columns the model reads, with the type of each: "number", "boolean", "category", or "array"."""
+        """The columns the model reads, with the type of each: "number", "boolean", "category", "date", or "array"."""
         if self.schema is not None:
             return {column.name: column.kind for column in self.schema.columns}
         return {MATRIX: "array"} if self._fields.names is None else dict.fromkeys(self._fields.names, "number")
@@ -392,7 +392,7 @@ def _by_name(columns: Columns, names: Sequence[str]) -> dict[str, Any]:
     known = check_names(columns, "columns")
     columns = {name: columns[name] for name in known} if hasattr(columns, "column_names") else columns
     lacking = [name for name in names if name not in columns]
-    if lacking and MATRIX in columns:
+    if lacking and MATRIX in columns and (MATRIX not in names or np.ndim(columns[MATRIX]) == 2):
         return dict(zip(names, _matrix(columns, len(names)).T, strict=True))
     if lacking:
         raise ValueError(f"`columns` lacks {list_names(lacking)}, which the model reads; it has {list_names(known)}.")
