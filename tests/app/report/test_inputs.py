@@ -29,6 +29,7 @@ X, Y = regression_rows(10)
         ({"names": ["a"]}, ValueError, "`names` must name each of the 3"),
         ({"band_feature": 3}, ValueError, "`band_feature` must be a whole number, between 0 and 2"),
         ({"training": (X, Y[:3])}, ValueError, "`training` must have one value per row"),
+        ({"training": (X[:1], Y[:1])}, ValueError, "`training` must be [row, feature] with at least 2 rows"),
         ({"unknown": X[:, :1]}, ValueError, "`unknown` must be"),
         ({"features": {"a": [0, 1]}}, ValueError, "`features` must share out the 3 columns"),
         ({"model": "model"}, TypeError, "`model` must be a DropoutRegressor or"),

@@ -78,7 +78,7 @@ def report(
     shown = inputs.shown_columns(columns or {}, len(rows))
     known = None
     if training is not None:
-        trained = inputs.input_rows(view, training[0], "training")
+        trained = inputs.input_rows(view, training[0], "training", at_least=2)
         known = trained, inputs.outcomes(view, training[1], len(trained), "training")
     arguments = inputs.ReportInputs(
         model=view,
