@@ -59,3 +59,10 @@ def test_the_page_is_told_as_json(tmp_path):
 
 def test_a_folder_that_is_not_there_is_one_line(tmp_path):
     check(run("page", "--out", tmp_path / "none" / "page.html"), 1, "the folder '.*none' does not exist")
+
+
+def test_the_page_goes_to_standard_output(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run("page", "--out", "-").text.startswith("<!doctype html>")
+    assert not list(tmp_path.iterdir())
+    check(run("page", "--out", "-", "--json"), 2, "together with --json")

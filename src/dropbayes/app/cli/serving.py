@@ -54,7 +54,7 @@ def serve(
 
 
 def page(
-    out: Annotated[str | None, options.file(help="Write the page to this file instead.")] = None,
+    out: Annotated[str | None, options.output(help="Write the page to this file instead; - is standard output.")] = None,
     port: Annotated[int, options.port(help="The port on 127.0.0.1; 0 takes a free one.")] = 0,
     no_browser: Annotated[bool, options.flag("--no-browser", help="Do not open a browser.")] = False,
     as_json: options.Json = False,
@@ -72,6 +72,10 @@ def page(
     def announce(kind: str, place: str) -> None:  # unbroken, however narrow the terminal is
         print(json.dumps({kind: place}, indent=1) if as_json else place, flush=True)
 
+    if out == "-":
+        options.check_destination(out, as_json)
+        print(page_html(), end="")
+        return
     if out is not None:
         files.write_text(out, page_html())
         announce("page", out)
