@@ -37,3 +37,10 @@ def test_a_square_of_the_confusion_is_the_share_of_its_true_class():
     }
     assert squares == {(0, 0): 0.75, (0, 1): 0.25, (1, 0): 0.5, (1, 1): 0.5}  # (true, predicted), row 0 on top
     assert re.findall(r'class="cell[^>]*>(\d)<', drawing) == ["3", "1", "1", "1"]
+
+
+def test_the_bars_of_the_ranks_lie_over_the_scatter_of_chance_and_below_its_ends(regressor):
+    measured = measurements.measure(regressor, *regression_rows(150, seed=5))
+    drawing = svg.draw(figures.transforms(measured), width=450, height=400)
+    kinds = re.findall(r'<path class="(\w+)"', drawing.partition("<g ")[2])
+    assert kinds == ["chance", "bar", "edge", "edge", "ideal"]

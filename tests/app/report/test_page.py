@@ -47,6 +47,14 @@ def test_a_page_is_whole_ordered_and_closed_to_the_world(regressor, classifier):
         text.encode("utf-8")
 
 
+@pytest.mark.parametrize(("n_wrong", "words"), [(0, "0 predictions are wrong."), (1, "1 prediction is wrong.")])
+def test_wrong_predictions_are_counted_in_words(classifier, n_wrong, words):
+    x, _ = class_rows(30)
+    predicted = classifier.predict(x)
+    predicted[:n_wrong] = next(name for name in classifier.classes_ if name != predicted[0])
+    assert f"In all, {words}" in Page(report(classifier, x, predicted, target="t")).text
+
+
 def assert_harmless(text):
     page = Page(text)
     assert not {"script", "img", "iframe"} & {tag for tag, _ in page.tags}

@@ -102,7 +102,9 @@ def _run(command: TyperGroup, arguments: list[str]) -> int:
         outcome = command.main(args=arguments, prog_name="dropbayes", standalone_mode=False, obj=arguments)
     except typer.BadParameter.__base__ as error:  # every error of usage
         name = error.ctx.command_path if error.ctx is not None else "dropbayes"
-        message = error.format_message().rstrip(".").replace(": Value error, ", ": ").replace(": Input should", ": must")
+        message = (
+            error.format_message().rstrip(".").replace(": Value error, ", ": ").replace(": Input should", ": must")
+        )
         for fault in getattr(error.__cause__, "errors", list)():  # of pydantic, which may not repeat what was given
             message += "" if repr(fault["input"]) in message else f"; got {fault['input']!r}"
         complain(f"{message}{'' if message.endswith('?') else '.'} See {name} --help.")

@@ -110,9 +110,11 @@ def transforms(measured: Regression) -> Figure:
     tally, edges = np.histogram(measured.pit, bins=10, range=(0, 1))
     expected = len(measured.pit) / 10
     error = 2 * np.sqrt(expected * 0.9)
+    low, high = (np.full(2, end) for end in (max(expected - error, 0.0), expected + error))
     marks = (
+        svg.band(_DIAGONAL, low, high, kind="chance"),
         svg.bars(edges[:-1], edges[1:], tally.astype(float), kind="bar"),
-        svg.band(_DIAGONAL, np.full(2, max(expected - error, 0.0)), np.full(2, expected + error), kind="haze"),
+        *(svg.line(_DIAGONAL, end, kind="edge") for end in (low, high)),  # seen over the bars as well
         svg.line(_DIAGONAL, np.full(2, expected), kind="ideal"),
     )
     y = Axis(0.0, 1.08 * max(float(tally.max()), expected + error), "rows")

@@ -187,7 +187,7 @@ class Figure:
 
 def swatch(kind: str) -> str:
     """The path of a mark's example in the legend: an area, a dot or a line."""
-    if kind in ("outer", "inner", "chance", "haze", "bar", "faint-bar", "wrong-bar"):
+    if kind in ("outer", "inner", "chance", "bar", "faint-bar", "wrong-bar"):
         return "M0 1H26V13H0Z"
     return "M13 7h0" if kind in ("truth", "miss", "known", "bin") else "M1 7H25"
 

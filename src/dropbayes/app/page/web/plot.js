@@ -124,7 +124,7 @@ export class Surface {
     };
     context.textAlign = "right";
     context.textBaseline = "bottom";
-    write(labels.x, x(x.range[1]), y(y.range[0]) - 4);
+    write(labels.x, x(x.range[1]) - 4, y(y.range[0]) - 4);
     context.textAlign = "left";
     context.textBaseline = "top";
     write(labels.y, x(x.range[0]) + 6, y(y.range[1]) + top);
