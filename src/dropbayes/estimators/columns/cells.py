@@ -112,7 +112,7 @@ class Cells:
         """The booleans as 1 and 0, NaN where there is none."""
         if self.is_text:
             encoded = pc.utf8_lower(self.texts).dictionary_encode()
-            truths = [BOOLEANS.get(canonical(text), np.inf) for text in encoded.dictionary.to_pylist()]
+            truths = [BOOLEANS.get(canonical(text) or "", np.inf) for text in encoded.dictionary.to_pylist()]
             truth = np.array([*truths, np.nan])[encoded.indices.fill_null(-1).to_numpy()]  # the last for a null
         else:
             truth = self.numbers()
