@@ -428,7 +428,7 @@ def test_a_cascade_refuses_answers_that_the_cheap_output_cannot_hold():
 
 @pytest.mark.parametrize("x", [[[1.0], [2.0]], (1.0, 2.0), None])
 def test_what_has_no_rows_to_pick_is_refused_by_a_cascade(x):
-    with pytest.raises(TypeError, match=f"`x` must be a tensor or an array of rows; got {type(x).__name__}"):
+    with pytest.raises(TypeError, match="`x` must be a tensor or an array of rows; got "):
         decisions.cascade(x, lambda x: (torch.zeros(2), torch.ones(2)), costly=lambda x: x, threshold=0.5)
 
 

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
@@ -77,10 +78,8 @@ def isotonic_recalibration(pit: Array, *, sample_weight: Array | None = None) ->
 
 def _interpolate(at: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """Linear interpolation through rising `x`, in double precision: levels close to 0 would coincide in single."""
-    x, y, points = x.to(at.device, torch.float64), y.to(at.device, torch.float64), at.double().contiguous()
-    right = torch.searchsorted(x, points).clamp(1, len(x) - 1)
-    share = (points - x[right - 1]) / (x[right] - x[right - 1])
-    return (y[right - 1] + share.clamp(0, 1) * (y[right] - y[right - 1])).to(at.dtype)
+    points, claimed, observed = (one.detach().double().cpu().numpy() for one in (at, x, y))
+    return torch.as_tensor(np.interp(points, claimed, observed)).to(at)
 
 
 def temperature(logit_draws: Array, labels: Array, *, sample_weight: Array | None = None) -> Tensor:

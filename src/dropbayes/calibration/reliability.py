@@ -147,15 +147,12 @@ def calibration_test(
     """
     validation.check_count("n_resamples", n_resamples)
     confidence, correct = (part.detach().double().cpu() for part in confidence_and_correctness(probabilities, labels))
-    counts = validation.row_counts(sample_weight, len(confidence), like=confidence)
-    confidence, correct = confidence.repeat_interleave(counts), correct.repeat_interleave(counts)
+    confidence, correct = validation.independent_rows(sample_weight, confidence, correct)
     bins = equal_bins(confidence, n_bins)
     generator = validation.random_generator(seed)
-
-    chance = torch.empty(n_resamples, dtype=torch.float64)  # in single precision, ties with the observed error break
-    for index in range(n_resamples):
-        uniform = torch.rand(len(confidence), generator=generator, dtype=torch.float64)
-        chance[index] = calibration_gap(confidence, (uniform < confidence).double(), bins)
+    # In double precision: in single precision, ties with the observed error break.
+    uniform = (torch.rand(len(confidence), generator=generator, dtype=torch.float64) for _ in range(n_resamples))
+    chance = torch.stack([calibration_gap(confidence, (one < confidence).double(), bins) for one in uniform])
     observed = float(calibration_gap(confidence, correct, bins))
     p_value = (1 + int((chance >= observed - 1e-12).sum())) / (1 + n_resamples)
     return CalibrationTest(observed, float(chance.mean()), float(chance.quantile(0.95)), p_value)
@@ -193,6 +190,5 @@ def uniformity_test(pit: Array, *, sample_weight: Array | None = None) -> float:
     """
     import scipy.stats
 
-    values = checked_levels("pit", pit).detach().double().cpu()
-    values = values.repeat_interleave(validation.row_counts(sample_weight, len(values), like=values), 0)
+    (values,) = validation.independent_rows(sample_weight, checked_levels("pit", pit).detach().double().cpu())
     return float(scipy.stats.kstest(values.flatten().numpy(), "uniform").pvalue)

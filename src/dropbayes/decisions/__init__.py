@@ -123,8 +123,7 @@ def deferral_for_risk(
     validation.check_probability("target / largest_loss", share := float(target) / float(largest_loss))
     validation.check_probability("confidence", confidence)
     validation.check_count("n_candidates", n_candidates)
-    counts = validation.row_counts(sample_weight, len(scores), like=scores)
-    scores, losses = scores.repeat_interleave(counts), losses.repeat_interleave(counts)
+    scores, losses = validation.independent_rows(sample_weight, scores, losses)
     order = torch.randperm(len(scores), generator=validation.random_generator(seed))
     pilot, rest = order[: len(scores) // 10], order[len(scores) // 10 :]
     kept, unit = scores[rest], losses[rest] / largest_loss
@@ -258,8 +257,7 @@ def cascade(
     """
     if not isinstance(threshold, numbers.Real) or math.isnan(threshold):
         raise ValueError(f"`threshold` must be a number; got {threshold!r}.")
-    if not isinstance(x, (Tensor, np.ndarray)):
-        raise TypeError(f"`x` must be a tensor or an array of rows; got {type(x).__name__}. Convert it.")
+    validation.check_type("x", x, (Tensor, np.ndarray), "be a tensor or an array of rows")
     answer = cheap(x)
     if not isinstance(answer, (tuple, list)) or len(answer) != 2:
         raise ValueError(f"`cheap` must return an uncertainty [row] beside its output; got {type(answer).__name__}.")
@@ -314,9 +312,8 @@ def expected_cost(probabilities: Array, cost: Array) -> Tensor:
     """
     predicted = validation.class_probabilities("probabilities", probabilities)
     costs = validation.finite_tensor("cost", cost, axes="[class, action]")
-    if predicted.shape[1] != costs.shape[0]:
-        got = f"shape {tuple(costs.shape)}"
-        raise ValueError(f"`cost` must have a row for each of the {predicted.shape[1]} classes; got {got}.")
+    if (n_classes := predicted.shape[1]) != len(costs):
+        raise ValueError(f"`cost` must have a row for each of the {n_classes} classes; got shape {tuple(costs.shape)}.")
     return predicted @ costs.to(predicted)
 
 

@@ -15,7 +15,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from dropbayes.runtime.validation import check_positive
+from dropbayes.runtime.validation import check_positive, check_type
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,8 +63,7 @@ class Family(ABC):
 
 
 def check_stds(name: str, value: Tensor, *, allow_zero: bool) -> None:
-    if not isinstance(value, Tensor):
-        raise TypeError(f"`{name}` (σ) must be a tensor; got {value!r}. Pass torch.tensor({name}).")
+    check_type(name, value, Tensor, f"be a tensor of σ: torch.tensor({name})")
     if value.is_cuda and torch.cuda.is_current_stream_capturing():
         return  # reading values would break the capture, which repeats a checked step
     smallest = value.detach().min() if value.numel() else torch.ones(())

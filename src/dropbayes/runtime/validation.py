@@ -203,15 +203,15 @@ def row_weights(
     return weight
 
 
-def row_counts(sample_weight: Array | None, n_rows: int, *, like: Tensor) -> Tensor:
-    """Whole `row_weights` in int64: a p-value and a certificate count independent rows, which have no fractions."""
-    weight = row_weights(sample_weight, n_rows, like=like)
+def independent_rows(sample_weight: Array | None, *columns: Tensor) -> list[Tensor]:
+    """The columns with each row repeated by its weight: a p-value and a certificate count rows, not fractions."""
+    weight = row_weights(sample_weight, len(columns[0]), like=columns[0])
     if not bool((weight == weight.round()).all()):
         rule = "hold whole numbers here, how many independent rows each row stands for"
         raise ValueError(f"`sample_weight` must {rule}; got values from {extent(weight)} with fractions.")
     if weight.sum() > 1e8:
         raise ValueError(f"`sample_weight` must add up to at most 100,000,000 rows here; got {weight.sum():.3g}.")
-    return weight.long()
+    return [column.repeat_interleave(weight.long(), 0) for column in columns]
 
 
 def class_probabilities(name: str, array: Array, *, axes: str = "[row, class]") -> Tensor:

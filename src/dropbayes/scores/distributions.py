@@ -91,9 +91,8 @@ def energy_score(draws: Array, y: Array) -> Tensor:
         tensor([2.5000])
     """
     outputs, outcome = _joint(draws, y)
-    pairs = torch.zeros_like(outcome[:, 0])
-    for one in outputs:
-        pairs = pairs + torch.linalg.vector_norm(outputs - one, dim=-1).mean(0)
+    apart = (torch.linalg.vector_norm(outputs - one, dim=-1).mean(0) for one in outputs)  # of each draw from all
+    pairs = sum(apart, torch.zeros_like(outcome[:, 0]))
     return torch.linalg.vector_norm(outcome - outputs, dim=-1).mean(0) - 0.5 * pairs / len(outputs)
 
 
