@@ -21,7 +21,7 @@ from torch.utils._pytree import PyTree
 
 from dropbayes.language.blocks import adapters
 from dropbayes.layers.hooks import adapted_layer
-from dropbayes.runtime.validation import check_count, needed_for
+from dropbayes.runtime.validation import check_count, check_type, needed_for
 from dropbayes.sampling import Sampling, function_draw, sites
 
 
@@ -78,9 +78,8 @@ def _checked_adapter(model: Any) -> tuple[Any, str]:
     """The PEFT module and the name of the active adapter; raises if its draws are not adapters."""
     with needed_for("`export_adapters`"):
         import peft
-    if not isinstance(model, peft.PeftModel):
-        why = "After merge_and_unload there are no adapters and none of their dropout: load them again without merging"
-        raise TypeError(f"`model` must be a peft.PeftModel with adapters; got {type(model).__name__}. {why}.")
+    rule = "be a peft.PeftModel with adapters; merge_and_unload removes them and their dropout: load them again"
+    check_type("model", model, peft.PeftModel, rule)
     active = model.active_adapters
     if len(active) != 1:
         raise ValueError(f"`model` must have one active adapter; it has {len(active)}. Choose with set_adapter(name).")

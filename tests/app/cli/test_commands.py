@@ -119,7 +119,7 @@ WRONG_CALLS = {
     "rows to take a calibration back": ("calibrate {models}/numbers {models}/train.csv --method none", 1, "--method none takes no rows: leave DATA out"),
     "calibrating on nothing": ("calibrate {models}/numbers", 1, "need DATA, a table of held-out rows"),
     "unknown task": ("fit {models}/train.csv --target price --out m --task ranking", 2, "ranking"),
-    "hidden in words": ("fit {models}/train.csv --target price --out m --hidden wide", 2, "--hidden.*must be a number, or several"),
+    "hidden in words": ("fit {models}/train.csv --target price --out m --hidden wide", 2, "--hidden.*must be widths of layers such as 50,50; got 'wide'"),
     "half a unit": ("fit {models}/train.csv --target price --out m --hidden 2.5", 2, "widths of layers such as 50,50"),
     "drop probability of one": ("fit {models}/train.csv --target price --out m --drop-prob 1", 2, r"must lie in \[0, 1\)"),
     "negative decay": ("fit {models}/train.csv --target price --out m --weight-decay -1", 2, "must be 0 or more"),

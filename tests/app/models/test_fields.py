@@ -46,7 +46,7 @@ def test_a_network_needs_a_likelihood_and_an_estimator_has_one(models):
         db.Predictor(nn.Linear(1, 1))
     with pytest.raises(ValueError, match="pass them with a network only"):
         db.Predictor(load(models / "numbers"), likelihood=db.Gaussian(1.0))
-    with pytest.raises(TypeError, match=r"a network or what load\(folder\) returns; got str"):
+    with pytest.raises(TypeError, match=r"a network or the result of load\(folder\); got 'model'"):
         db.Predictor("model")
 
 

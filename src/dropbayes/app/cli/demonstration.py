@@ -55,8 +55,7 @@ def run(folder: pathlib.Path, terminal: Console) -> None:
     try:
         case = carbon_dioxide()
     except ModuleNotFoundError:
-        terminal.print("statsmodels, which carries the CO₂ series, is not installed (pip install statsmodels):")
-        terminal.print("scikit-learn's diabetes table takes its place.")
+        terminal.print("statsmodels (CO₂) is not installed: scikit-learn's diabetes table takes its place.")
         case = diabetes()
     every, n_rows = case.columns | {case.target: case.truth}, int((case.parts == "trained on").sum())
     settings = {**case.settings, "device": "cpu", "random_state": 0}
@@ -108,9 +107,8 @@ def diabetes() -> Case:
     from sklearn.datasets import load_diabetes
 
     data: Any = load_diabetes(scaled=False)
-    n_rows = len(data.target)
-    order = np.argsort(np.arange(n_rows) % 3 == 2, kind="stable")  # those held out come last
-    n_trained = n_rows - n_rows // 3
+    held_out = np.arange(len(data.target)) % 3 == 2
+    order = np.argsort(held_out, kind="stable")  # those held out come last
     return Case(
         name="diabetes",
         title="Diabetes after a year, by a network that says how sure it is",
@@ -118,9 +116,9 @@ def diabetes() -> Case:
         source="the diabetes table bundled with scikit-learn",
         columns={name: data.data[order, k] for k, name in enumerate(data.feature_names)},
         truth=data.target[order],
-        parts=np.where(np.arange(n_rows) < n_trained, "trained on", "held out"),
+        parts=np.where(held_out[order], "held out", "trained on"),
         along=None,
-        printed=list(range(n_trained, n_trained + 10)),
+        printed=np.flatnonzero(held_out[order])[:10].tolist(),
         settings={"effort": "quick"},  # what suits a series with little noise over-fits these rows
     )
 

@@ -19,39 +19,32 @@ flag = functools.partial(typer.Option, metavar="")
 data = functools.partial(typer.Argument, metavar="DATA")
 
 
-def numbers(text: str) -> list[float]:
-    """The numbers in a text with commas."""
+def numbers(
+    text: str, rule: str = "must be a number, or several with commas", accepts: Callable[[float], bool] = math.isfinite
+) -> list[float]:
+    """The numbers in a text with commas, each of which must be accepted."""
     try:
         values = [float(number) for number in text.split(",")]
     except ValueError:
         values = [math.nan]
-    if not all(math.isfinite(value) for value in values):
-        raise typer.BadParameter(f"must be a number, or several with commas; got {text!r}")
+    if not all(map(accepts, values)):
+        raise typer.BadParameter(f"{rule}; got {text!r}")
     return values
 
 
-def hidden_widths(text: str) -> tuple[int, ...] | str:
-    """The widths of the hidden layers, or the word "auto"."""
-    if text == "auto":
-        return text
-    values = numbers(text)
-    if not all(value >= 1 and value.is_integer() for value in values):
-        raise typer.BadParameter(f"must be widths of layers such as 50,50; got {text!r}")
-    return tuple(int(value) for value in values)
+def numbers_or(
+    word: str, rule: str, accepts: Callable[[float], bool], made: Callable[[list[float]], object]
+) -> Callable[[str], object]:
+    """Reads a word as it is, and any other text as what is made of its numbers."""
 
-
-def search_space(below: float, rule: str) -> Callable[[str], float | list[float] | str]:
-    """Reads a number from 0 and below a limit, or a list of them to try, or the word "search"."""
-
-    def read(text: str) -> float | list[float] | str:
-        if text == "search":
-            return text
-        values = numbers(text)
-        if not all(0 <= value < below for value in values):
-            raise typer.BadParameter(f"{rule}; got {text!r}")
-        return values[0] if len(values) == 1 else values
+    def read(text: str) -> object:
+        return text if text == word else made(numbers(text, rule, accepts))
 
     return read
+
+
+def one_or_several(values: list[float]) -> object:
+    return values[0] if len(values) == 1 else values
 
 
 def delimiter_character(text: str | None) -> str | None:
@@ -94,8 +87,11 @@ Coverage = Annotated[
     float | None, typer.Option(help="How often an interval holds the outcome (0.95).", metavar="X", callback=proportion)
 ]
 Decimal = Annotated[Literal[".", ","] | None, column(help="Decimal mark, . or , (else detected).", metavar="CHAR")]
+hidden_widths = numbers_or(
+    "auto", "must be widths of layers such as 50,50", lambda n: n >= 1 and n.is_integer(), lambda n: (*map(int, n),)
+)
 Hidden = Annotated[str, training(help="Widths of the hidden layers.", metavar="WIDTHS", callback=hidden_widths)]
-drop_probabilities = search_space(1, "must lie in [0, 1)")
-weight_decays = search_space(math.inf, "must be 0 or more")
+drop_probabilities = numbers_or("search", "must lie in [0, 1)", lambda share: 0 <= share < 1, one_or_several)
+weight_decays = numbers_or("search", "must be 0 or more", lambda decay: 0 <= decay < math.inf, one_or_several)
 DropProb = Annotated[str, searched(help="Drop probability, or several to try.", callback=drop_probabilities)]
 WeightDecay = Annotated[str, searched(help="Weight decay λ, or several to try.", callback=weight_decays)]

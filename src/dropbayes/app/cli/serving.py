@@ -54,9 +54,7 @@ def serve(
 
 
 def page(
-    out: Annotated[
-        str | None, options.output(help="Write the page to this file instead; - is standard output.")
-    ] = None,
+    out: Annotated[str | None, options.output(help="Write the page to a file; - is standard output.")] = None,
     port: Annotated[int, options.port(help="The port on 127.0.0.1; 0 takes a free one.")] = 0,
     no_browser: Annotated[bool, options.flag("--no-browser", help="Do not open a browser.")] = False,
     as_json: options.Json = False,

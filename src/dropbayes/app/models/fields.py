@@ -13,7 +13,7 @@ from dropbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
 from dropbayes.predictive import Mixture, RegressionOutcomes, draw_mean, outputs_by
 from dropbayes.predictive.scoring import COVERAGE_LEVELS
 from dropbayes.runtime.progress import ProgressBar
-from dropbayes.runtime.validation import NumpyArray
+from dropbayes.runtime.validation import NumpyArray, check_type
 from dropbayes.scores import information
 
 
@@ -21,9 +21,8 @@ class EnsembleFields:
     """Those of a fitted estimator, or of a model that has one, with the settings it was fitted with."""
 
     def __init__(self, model: Any) -> None:
-        if not isinstance(ensemble := getattr(model, "ensemble", model), Ensemble):
-            kind = type(model).__name__
-            raise TypeError(f"`model` must be a dropout estimator, a network or what load(folder) returns; got {kind}.")
+        ensemble = getattr(model, "ensemble", model)
+        check_type("model", ensemble, Ensemble, "be a dropout estimator, a network or the result of load(folder)")
         if not hasattr(ensemble, "population_"):
             raise ValueError("`model` must be fitted; call its fit first.")
         names = getattr(ensemble, "feature_names_in_", None)

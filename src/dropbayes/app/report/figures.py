@@ -109,15 +109,14 @@ def transforms(measured: Regression) -> Figure:
     """The histogram of the truth's rank in its predictive distribution, flat if calibrated."""
     tally, edges = np.histogram(measured.pit, bins=10, range=(0, 1))
     expected = len(measured.pit) / 10
-    error = 2 * np.sqrt(expected * 0.9)
-    low, high = (np.full(2, end) for end in (max(expected - error, 0.0), expected + error))
+    low, high = (np.full(2, max(0.0, expected + side * np.sqrt(expected * 0.9))) for side in (-2, 2))
     marks = (
         svg.band(_DIAGONAL, low, high, kind="chance"),
         svg.bars(edges[:-1], edges[1:], tally.astype(float), kind="bar"),
         *(svg.line(_DIAGONAL, end, kind="edge") for end in (low, high)),  # seen over the bars as well
         svg.line(_DIAGONAL, np.full(2, expected), kind="ideal"),
     )
-    y = Axis(0.0, 1.08 * max(float(tally.max()), expected + error), "rows")
+    y = Axis(0.0, 1.08 * max(float(tally.max()), high[0]), "rows")
     return Figure("pit", Axis(0.0, 1.0, "rank of the truth in its prediction (PIT)"), y, marks, half=True)
 
 

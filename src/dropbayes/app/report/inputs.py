@@ -8,7 +8,7 @@ import numpy as np
 
 from dropbayes.app.report.features import Feature
 from dropbayes.estimators.ensembles import ClassEnsemble, RegressionEnsemble
-from dropbayes.runtime.validation import Array, Numbers, NumpyArray, finite_tensor, quote, row_values
+from dropbayes.runtime.validation import Array, Numbers, NumpyArray, check_type, finite_tensor, quote, row_values
 
 Model = RegressionEnsemble | ClassEnsemble
 
@@ -34,8 +34,7 @@ class ReportInputs:
 
 def fitted_model(model: Model) -> Model:
     """A view of the model that takes rows without the names of features."""
-    if not isinstance(model, RegressionEnsemble | ClassEnsemble):
-        raise TypeError(f"`model` must be a DropoutRegressor or DropoutClassifier; got {type(model).__name__}.")
+    check_type("model", model, (RegressionEnsemble, ClassEnsemble), "be a DropoutRegressor or DropoutClassifier")
     view = model.with_draws()
     if not getattr(model, "one_column_", True):
         fault = f"must predict one output; it predicts {model.population_.y_mean.shape[-1]}"
