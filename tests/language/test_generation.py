@@ -250,7 +250,7 @@ def test_the_model_is_left_as_it_was():
     [
         ({"n_draws": 0}, "`n_draws` must be a whole number, at least 1"),
         ({"draws_at_once": 0}, "`draws_at_once` must be a whole number, at least 1"),
-        ({"past_key_values": object()}, "`past_key_values` has no place here"),
+        ({"past_key_values": object()}, "`past_key_values` cannot be passed here"),
         ({"cache_implementation": "static"}, "`cache_implementation` must be the default"),
         ({"on_token": print, "num_beams": 2}, "`on_token` needs tokens one at a time"),
     ],

@@ -56,8 +56,8 @@ def test_a_model_inside_another_module_is_found():
     ("options", "message"),
     [
         ({"cache_implementation": "quantized"}, "a cache that draws cannot share"),
-        ({"prompt_lookup_num_tokens": 3}, "the options ask for assisted_generation"),
-        ({"return_dict_in_generate": True}, "`return_dict_in_generate` has no place here"),
+        ({"prompt_lookup_num_tokens": 3}, "the options select assisted_generation"),
+        ({"return_dict_in_generate": True}, "`return_dict_in_generate` cannot be passed here"),
     ],
 )
 def test_options_that_draws_cannot_follow_are_refused(options, message):

@@ -87,7 +87,7 @@ def deferral_for_risk(
     r"""The rule that defers least while the mean loss of the rows *kept* is certified to be at most `target`.
 
     With probability at least `confidence` over the held-out rows, the mean loss of new rows from the same distribution
-    that are kept is at most `target`. Where nothing can be certified the rule defers every row, and says so.
+    that are kept is at most `target`. Where nothing can be certified the rule defers every row.
 
     Learn then Test by fixed sequences [Angelopoulos et al. 2021]. A tenth of the held-out rows sets the candidate
     thresholds, by their uncertainties alone. On the others three sequences of tests run upward, from the thresholds

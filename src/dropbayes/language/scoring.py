@@ -45,7 +45,7 @@ def score(
     """The uncertainty of given answers to prompts, as `generate` reports it for its own texts.
 
     The answers, one for each prompt, are texts or their token ids `[row, token]`, padded on the right; `answer_mask`
-    says which of these are part of an answer, by default all but the padding after its end. The prompts are as the
+    marks those that are part of an answer, by default all but the padding after its end. The prompts are as the
     inputs of `generate`, for an encoder-decoder model the encoder's input; the other arguments are those of `generate`.
     """
     work = checked_texts("prompt", prompt, model, tokenizer, n_draws, seed, sampling, {})
@@ -306,7 +306,7 @@ def checked_options(model: nn.Module, options: dict[str, Any]) -> Any:
     """The model's generation configuration with `options`; raises on options that draws do not support."""
     for name, reason in _OURS.items():
         if name in options:
-            raise ValueError(f"`{name}` has no place here: {reason}.")
+            raise ValueError(f"`{name}` cannot be passed here: {reason}.")
     own = generating_module(model).generation_config
     config = copy.deepcopy(options.get("generation_config") or own)
     config.update(**own.to_dict(), defaults_only=True)
@@ -317,5 +317,5 @@ def checked_options(model: nn.Module, options: dict[str, Any]) -> Any:
         got = f"{config.cache_implementation!r}, a cache that draws cannot share"
         raise ValueError(f"`cache_implementation` must be the default, which grows as draws need it; got {got}.")
     if (mode := config.get_generation_mode(options.get("assistant_model")).value) not in _MODES:
-        raise ValueError(f"`generate` decodes by {', '.join(_MODES)}; the options ask for {mode}. Leave them out.")
+        raise ValueError(f"`generate` decodes by {', '.join(_MODES)}; the options select {mode}. Leave them out.")
     return config

@@ -140,7 +140,7 @@ def keep_probs_by_order(net: nn.Module) -> dict[str, float]:
     The fallback where there is no input to trace (see `keep_probs`). A layer's own statement (the layers of
     `dropbayes.layers`, networks made by `add_dropout`) is multiplied by those of the `nn.Dropout` modules registered
     between the preceding weight layer and itself. That is certain in an `nn.Sequential`. In any other module the
-    registration order may differ from the order of use, and a warning says so. Functional dropout is not detected.
+    registration order may differ from the order of use, which is warned of. Functional dropout is not detected.
 
     Example:
         >>> keep_probs_by_order(nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Dropout(0.25), nn.Linear(8, 1)))

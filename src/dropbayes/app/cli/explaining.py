@@ -1,4 +1,4 @@
-r"""What is said of a table before a fit, of the model after it, and of why a model predicts what it does.
+r"""The texts of the commands: a table before a fit, the model after it, and why a model predicts what it does.
 
 The commands, whose options are read without any of this, import it when they are called.
 """

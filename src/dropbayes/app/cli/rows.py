@@ -50,7 +50,7 @@ class Rows(NamedTuple):
 
 
 def windows(model: Model, source: Source, *, allow_new: bool, title: str, rows: int | None = None) -> Iterator[Rows]:
-    """The rows of a table, a window at a time; says on standard error what was missing, new or far from training."""
+    """The rows of a table, a window at a time; notes on standard error what was missing, new or far from training."""
     missing, new, outside = Counter[str](), Counter[str](), Counter[str]()
     n_rows = 0
     for table in read_blocks(source, regroup(source.blocks(rows), model.ensemble.block_rows), title=title):
@@ -140,7 +140,7 @@ def fingerprint(data: str) -> str | None:
 
 
 def note_training_rows(model: Model, data: str) -> bool:
-    """Whether the data are the very file the model was fitted to; says so on standard error."""
+    """Whether the data are the very file the model was fitted to, which is noted on standard error."""
     if fingerprint(data) != model.origin.get("sha256", ""):
         return False
     note("these are the rows the model was fitted to, which it fits better than others; use rows that were held out.")

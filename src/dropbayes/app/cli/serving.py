@@ -44,7 +44,7 @@ def serve(
     given = {name: value for name, value in context.params.items() if hasattr(serving.Settings, name)}
     settings = serving.Settings([*map(pathlib.Path, models)], token=token, further_hosts=allowed_host or (), **given)
     if token is None and not settings.is_local:
-        note(f"whoever can reach {host} can ask this server; --token-file asks for a token.")
+        note(f"whoever can reach {host} can use this server; --token-file requires a token.")
     serving.serve(
         settings,
         announce=lambda url, served: print(

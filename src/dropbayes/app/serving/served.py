@@ -153,7 +153,7 @@ class ServedModel:
 def all_outputs(
     prediction: Mapping[str, NumpyArray], rows: Encoded, predictor: Predictor, *, defer_above: float | None
 ) -> dict[str, NumpyArray]:
-    """What the networks predict for some rows, what is said beside it and, with a threshold, who is deferred."""
+    """The prediction for some rows, its remarks and, with a threshold, which rows are deferred."""
     check_finite(prediction, location)
     outputs = {**prediction, **predictor.remarks(prediction, rows)}
     if defer_above is not None:

@@ -88,7 +88,7 @@ def open_table(path: AnyPath, *, delimiter: str | None = None, encoding: str | N
 
     CSV may be compressed with gzip, zstd or bzip2. Standard input, pipes and encodings other than UTF-8 are read into
     memory. By default the delimiter is detected from the first lines, and the encoding is UTF-8, or UTF-16 where the
-    file begins with its mark. Raises ValueError for what is no table; the message says what it is.
+    file begins with its mark. Raises ValueError for a file that is no table, with its kind.
     """
     try:
         "".encode(encoding or "utf-8")
