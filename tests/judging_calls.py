@@ -95,7 +95,8 @@ def regression_of(sample_weight: Any = None, **rows: Any) -> Any:
 
 
 def classes_of(sample_weight: Any = None, **rows: Any) -> Any:
-    return table_of(scoring.CLASS_SCORES, scoring.ClassOutcomes(**rows, sample_weight=sample_weight))
+    table = table_of(scoring.CLASS_SCORES, scoring.ClassOutcomes(**rows, sample_weight=sample_weight))
+    return {name: value for name, value in table.items() if not name.startswith("set_")}  # there are no sets
 
 
 def evaluation_of(x: Any, y: Any, n_draws: int, sample_weight: Any = None) -> Any:
@@ -180,7 +181,7 @@ call(
     "regression scores",
     free="crps",
 )
-call(classes_of, {**CLASSES, "mutual_information": UNIT}, "class scores", free="mutual_information")
+call(classes_of, {**CLASSES, "mutual_information": UNIT}, "class scores")
 call(evaluation_of, {"x": P.float(), "y": Y[:, None].float()}, settings={"n_draws": 3}, of=db.evaluate, passed_on="x")
 call(precision_of, {"x": P, "y": Y[:, None]}, settings={"n_draws": 3}, of=population.fit_precision)
 

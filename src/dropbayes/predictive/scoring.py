@@ -324,7 +324,7 @@ CLASS_SCORES = {
     ).by(_temperature),
     "entropy": _Named("Entropy", "mean total uncertainty, in nats", None).mean(ClassOutcomes.uncertainty),
     "mutual_information": _Named("Mutual information", "its epistemic part, in nats", None).mean(
-        lambda rows: finite_tensor("mutual_information", rows.mutual_information)
+        lambda rows: row_values("mutual_information", rows.mutual_information, n_rows=len(rows.labels))
     ),
     "error_auroc": _Named(
         "AUROC of errors",
