@@ -86,6 +86,8 @@ def test_a_loader_of_pairs_gives_the_scores_of_its_rows():
     )
     assert streamed.log_likelihood == pytest.approx(whole.log_likelihood, rel=1e-6)
     assert "log-likelihood" in str(whole) and "21 rows, 30 draws" in str(whole)
+    one = db.evaluate(net, x[:1], y[:1], likelihood=db.Gaussian(precision=1.0), n_draws=1)
+    assert str(one).startswith("1 row, 1 draw\n")
 
 
 @pytest.mark.parametrize("given", [{"y": torch.zeros(5, 1)}, {"sample_weight": torch.ones(5)}])

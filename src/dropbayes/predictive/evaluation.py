@@ -60,7 +60,7 @@ class Evaluation(Printed):
 
     @property
     def _how(self) -> str:
-        return f"{self.n_draws} draws" if self.n_draws else self.method
+        return count(self.n_draws, "draw") if self.n_draws else self.method
 
     def table(self) -> Table:
         """The scores, one in each line."""

@@ -109,7 +109,7 @@ class Verdict(Printed):
 
     def table(self) -> Table:
         """The verdict as a table, with the advice below."""
-        title = f"Monte Carlo dropout on {count(self.n_rows, 'row')}, {self.n_draws} draws"
+        title = f"Monte Carlo dropout on {count(self.n_rows, 'row')}, {count(self.n_draws, 'draw')}"
         return Table(title, self.rows(), align="<><", notes=self.advice)
 
     def plot(self, *, ax: Axes | None = None) -> Axes:
