@@ -159,14 +159,14 @@ def test_everything_public_is_documented():
     assert len(own) > 10 and all(f.__doc__ or f.__name__.startswith(("check_", "_")) for f in own)
 
 
-def test_independent_rows_are_repeated_a_whole_number_of_times():
+def test_rows_are_repeated_a_whole_number_of_times():
     columns = torch.arange(3.0), torch.eye(3)
-    repeated = validation.independent_rows([2.0, 0.0, 1.0], *columns)
+    repeated = validation.repeated_rows([2.0, 0.0, 1.0], *columns)
     assert all(torch.equal(after, before[[0, 0, 2]]) for after, before in zip(repeated, columns, strict=True))
     with pytest.raises(ValueError, match="`sample_weight` must hold whole numbers here"):
-        validation.independent_rows([0.5, 1.0], torch.ones(2))
+        validation.repeated_rows([0.5, 1.0], torch.ones(2))
     with pytest.raises(ValueError, match="`sample_weight` must add up to at most"):
-        validation.independent_rows([1e12, 1.0], torch.ones(2))
+        validation.repeated_rows([1e12, 1.0], torch.ones(2))
 
 
 @pytest.mark.parametrize("seed", [1.0, True, "a", None])

@@ -147,7 +147,7 @@ def calibration_test(
     """
     validation.check_count("n_resamples", n_resamples)
     confidence, correct = (part.detach().double().cpu() for part in confidence_and_correctness(probabilities, labels))
-    confidence, correct = validation.independent_rows(sample_weight, confidence, correct)
+    confidence, correct = validation.repeated_rows(sample_weight, confidence, correct)
     bins = equal_bins(confidence, n_bins)
     generator = validation.random_generator(seed)
     # In double precision: in single precision, ties with the observed error break.
@@ -190,5 +190,5 @@ def uniformity_test(pit: Array, *, sample_weight: Array | None = None) -> float:
     """
     import scipy.stats
 
-    (values,) = validation.independent_rows(sample_weight, checked_levels("pit", pit).detach().double().cpu())
+    (values,) = validation.repeated_rows(sample_weight, checked_levels("pit", pit).detach().double().cpu())
     return float(scipy.stats.kstest(values.flatten().numpy(), "uniform").pvalue)

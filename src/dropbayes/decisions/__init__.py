@@ -123,7 +123,7 @@ def deferral_for_risk(
     validation.check_probability("target / largest_loss", share := float(target) / float(largest_loss))
     validation.check_probability("confidence", confidence)
     validation.check_count("n_candidates", n_candidates)
-    scores, losses = validation.independent_rows(sample_weight, scores, losses)
+    scores, losses = validation.repeated_rows(sample_weight, scores, losses)
     order = torch.randperm(len(scores), generator=validation.random_generator(seed))
     pilot, rest = order[: len(scores) // 10], order[len(scores) // 10 :]
     kept, unit = scores[rest], losses[rest] / largest_loss

@@ -203,7 +203,7 @@ def row_weights(
     return weight
 
 
-def independent_rows(sample_weight: Array | None, *columns: Tensor) -> list[Tensor]:
+def repeated_rows(sample_weight: Array | None, *columns: Tensor) -> list[Tensor]:
     """The columns with each row repeated by its weight: a p-value and a certificate count rows, not fractions."""
     weight = row_weights(sample_weight, len(columns[0]), like=columns[0])
     if not bool((weight == weight.round()).all()):
