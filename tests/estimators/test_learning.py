@@ -34,6 +34,14 @@ def test_an_edge_is_the_least_or_greatest_of_several_but_never_zero():
     assert edges([0.1, 0.2, 0.3], 0.2) == edges([0.0, 0.2], 0.0) == edges([0.2], 0.2) == {}
 
 
+def test_a_decay_that_a_candidate_has_of_its_own_is_no_edge():
+    x, y = toy(60)
+    settings = {"hidden": (10,), "n_steps": 40, "min_epochs": 1, "n_folds": 2, "device": "cpu", "random_state": 0}
+    fitted = DropoutRegressor(**settings).fit(x, 100 * x[:, 0] + y)
+    assert fitted.population_.members[0].weight_decay == max(member.weight_decay for member in fitted._grid(60)[0])
+    assert "weight_decay" not in fitted.search_edges_
+
+
 def test_with_times_the_noise_is_that_of_forecasts_and_not_of_gaps():
     t = np.linspace(0, 1, 200)
     y = np.exp(3 * t)  # the past does not show how steep the future is
@@ -63,7 +71,7 @@ def test_the_first_place_goes_to_the_best_candidate_and_lists_are_tried():
 
 
 def test_the_standard_search_trains_its_finalists_longer():
-    x, y = toy(60)
+    x, y = toy(180)
     model = DropoutRegressor(hidden=(10,), n_steps=80, min_epochs=1, n_folds=2, random_state=0, device="cpu").fit(x, y)
     assert model.search_scores_.shape == (6 + 3 + 3 + 2,)  # plain, with binned columns, after a process, finalists
     assert len(model.population_) == 6

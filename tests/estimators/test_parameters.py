@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dropbayes.estimators import DropoutRegressor
+from dropbayes.estimators import DropoutClassifier, DropoutRegressor
 from tests.estimators.samples import QUICK, toy
 
 
@@ -50,3 +50,23 @@ def test_twice_the_rows_in_a_step_are_half_the_steps_at_a_greater_rate():
 def test_a_large_table_has_fewer_networks_unless_their_number_is_given():
     assert DropoutRegressor()._n_networks(2000) < DropoutRegressor()._n_networks(1999)
     assert DropoutRegressor(n_networks=7)._n_networks(10**6) == 7
+
+
+def test_numbers_of_a_small_table_have_candidates_whose_decay_is_that_of_one_prior():
+    small, large = DropoutRegressor()._grid(100)[0], DropoutRegressor()._grid(180)[0]
+    assert sorted(100 * member.weight_decay for member in small) == pytest.approx([1e-4, 1e-4, 0.1, 0.1, 1.0])
+    assert {member.weight_decay for member in large} == {1e-6} and len(large) == 6
+    named, classes = DropoutRegressor(weight_decay=[1e-3])._grid(100)[0], DropoutClassifier()
+    assert [(one.drop_prob, one.weight_decay) for one in named] == [(one.drop_prob, 1e-3) for one in large]
+    classes.classes_ = np.arange(2)
+    assert [one.drop_prob for one in classes._grid(100)[0]] == [one.drop_prob for one in large]
+
+
+def test_a_stream_has_not_the_decay_of_its_first_few_rows():
+    x, y = toy(60)
+    streamed = DropoutRegressor(n_networks=1).partial_fit(x, y)
+    settings = {"hidden": (10,), "n_steps": 40, "min_epochs": 1, "n_folds": 2, "device": "cpu", "random_state": 0}
+    fitted = DropoutRegressor(**settings).fit(x, 100 * x[:, 0] + y)
+    assert max(member.weight_decay for member in fitted.population_.members) > 1e-3
+    for model in (streamed, fitted.partial_fit(x, y)):
+        assert {member.weight_decay for member in model.population_.members} == {1e-6}

@@ -111,6 +111,40 @@ def test_outliers_of_a_sum_do_not_hide_it():
     assert offset.trust[outlier].max() < 0.01 and offset.trust[~outlier].mean() > 0.9
 
 
+def noisy(y, seed=1):
+    return y + 0.1 * torch.randn(len(y), generator=torch.Generator().manual_seed(seed)).double()
+
+
+def test_a_small_table_that_is_linear_has_nothing_smooth():
+    x, new, shares = rows(60, 12)[0], rows(300, 12, seed=1)[0], []
+    for seed in range(3):
+        y = 10 * noisy(0.1 * x[:, :4].sum(1), seed)
+        linear = torch.linalg.lstsq(x, (y - y.mean())[:, None]).solution[:, 0]
+        errors = [y.mean() + new @ linear - new[:, :4].sum(1)]
+        for small in (61, 60):
+            fitted, _ = fit_process(x, y, torch.ones(60).double(), 0, small)
+            errors.append(fitted.predict(new)[0] * fitted.y_scale + fitted.y_mean - new[:, :4].sum(1))
+        shares.append(torch.stack(errors[1:]).norm(dim=1) / errors[0].norm())
+    chosen, given = torch.stack(shares).mean(0)
+    assert chosen < 1.1 and given > 1.3
+
+
+@pytest.mark.parametrize("smooth", [True, False])
+def test_a_small_table_keeps_what_is_smooth(smooth):
+    x, _ = rows(60)
+    y = noisy((torch.sin(2 * x) if smooth else x)[:, 0])
+    fitted, _ = fit_process(x, y, torch.ones(60).double(), 0, 61)
+    assert bool((fitted.log_scales[:, -3] > -3).all()) == smooth
+
+
+def test_outliers_do_not_hide_that_columns_differ_in_their_length_scales():
+    x, _ = rows(100, 8)
+    y = torch.sin(2 * x[:, 0]) + 0.02 * x[:, 1]
+    y[::40] += 5 * y.std()
+    fitted, _ = fit_process(x, y, torch.ones(100).double(), 0, 101)
+    assert (fitted.log_scales[:, 1] > fitted.log_scales[:, 0] + 3).all()
+
+
 def test_noise_has_no_outliers():
     x, y = rows()
     assert fit_process(x, y, torch.ones(len(x)).double(), 0)[1].trust.eq(1).all()

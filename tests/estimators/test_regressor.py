@@ -5,8 +5,11 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from sklearn.linear_model import BayesianRidge
 
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
+from dropbayes.predictive import Mixture
 from tests.estimators.samples import PLAIN, QUICK, toy
 
 
@@ -194,3 +197,17 @@ def test_heavy_tails_are_found_and_the_samples_have_them():
     assert mixture.freedom < 8
     samples = student.sample_y(new[:3], 20_000)
     np.testing.assert_allclose(np.quantile(samples, 0.99, axis=1), mixture.quantile(0.99), atol=0.1)
+
+
+@pytest.mark.slow
+def test_a_small_linear_table_is_predicted_as_well_as_by_a_linear_model():
+    source, shares = np.random.default_rng(0), []
+    for seed in range(3):
+        x = source.normal(size=(540, 8))
+        y = x @ source.normal(size=8) + source.normal(size=540)
+        model = DropoutRegressor(random_state=seed, device="cpu").fit(x[:40], y[:40])
+        mean, deviation = BayesianRidge().fit(x[:40], y[:40]).predict(x[40:], return_std=True)
+        linear = Mixture(torch.tensor(mean)[None], torch.tensor(deviation)[None])
+        scores = [mixture.crps(torch.tensor(y[40:])).mean() for mixture in (model.predictive(x[40:]), linear)]
+        shares.append(float(scores[0] / scores[1]))
+    assert np.mean(shares) < 1.08

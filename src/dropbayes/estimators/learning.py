@@ -93,6 +93,8 @@ class DropoutEstimator(Parameters, Ensemble):
             choice = self._search(data, groups, offset, forward=times is not None, progress=progress)
             self.search_scores_ = choice.log_likelihood.numpy()
             self.search_edges_ = search_edges(choice)
+            if self.weight_decay == "search":  # candidates have decays of their own
+                self.search_edges_.pop("weight_decay", None)
             if not any(member.offset for member in choice.members):
                 offset = self.process_ = None
             self.population_, without_gap = self._train_ensemble(data, choice, offset, gap, progress)
@@ -200,6 +202,8 @@ class DropoutEstimator(Parameters, Ensemble):
             raise ValueError(f"`hidden` {rule}. Fit without `warm_start` to begin anew.")
         self.seed_ += 1  # fresh batches and masks
         members = [replace(m, epochs=epochs, seed=self.seed_ + i) for i, m in enumerate(start.members)]
+        if self.weight_decay == "search" and self._n_classes is None:  # not that of the few rows of a small table
+            members = [replace(m, weight_decay=type(m).weight_decay) for m in members]
         settings = self._settings(len(x)) | {"schedule": schedule, "hidden": self.hidden_}
         tasks = [Task(x, targets, weight) for targets in self._task_targets(x, y)]
         trained = train_in_jobs(tasks, members, start=start, **settings).cpu()
@@ -229,7 +233,7 @@ class DropoutEstimator(Parameters, Ensemble):
         if not hasattr(self, "population_"):
             self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
             self.bins_ = self.process_ = None  # the first rows of a stream are too few
-            grid, _ = self._grid(len(x))
+            grid, _ = self._grid(max(len(x), self._effort.small_rows))
             member = replace(grid[len(grid) // 2], task=0, epochs=1)
             members = [replace(member, seed=self.seed_ + i) for i in range(self._n_networks(len(x)))]
             self.population_ = train_in_jobs([Task(x, y, weight)], members, **self._settings(len(x))).cpu()

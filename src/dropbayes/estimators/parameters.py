@@ -13,8 +13,8 @@ from dropbayes.runtime.validation import check_choice
 MANY_ROWS = 2000  # from here on one split with a fifth held out replaces the folds, and fewer networks are trained
 FOLDS = 5
 # The drop probability of the inputs, that of all other layers, and the fraction of the steps: a short training costs
-# little and also guards against over-fitting.
-Candidate = tuple[float, float, float]
+# little and also guards against over-fitting. Of a small table also λN, which is that of one prior for any N.
+Candidate = tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,18 @@ class Effort:
     candidates: tuple[Candidate, ...]
     binned: tuple[Candidate, ...] = ()  # that see the bins too: better where the target jumps, worse where it is smooth
     offset: tuple[Candidate, ...] = ()  # that learn what a Gaussian process leaves; without any, no process is fitted
+    small_rows: int = 180  # of fewer numbers, a prior says as much as they do: their candidates are those of `small`
+    small: tuple[tuple[Candidate, ...], ...] = (
+        ((0.0, 0.01, 0.2), (0.1, 0.2, 0.2), (0.0, 0.0, 0.2, 1.0), (0.0, 0.01, 0.2, 0.1), (0.1, 0.2, 0.2, 0.1)),
+        ((0.05, 0.1, 0.2), (0.0, 0.01, 0.2, 1.0)),
+        ((0.0, 0.1, 0.2, 5.0), (0.1, 0.2, 0.2)),  # so much decay leaves the process alone
+    )
     n_finalists: int = 0  # the best candidates, which are trained again for all steps
     hidden: tuple[int, ...] = (48, 48)  # widths: multiples of 16 fill a processor's vectors (50 takes as long as 64)
     wide_rows: int = 10**9  # from so many rows on, the hidden layers are twice as wide
     learning_rate: float = 0.01  # that of Adam at first; it decays to zero along a cosine
     betas: tuple[float, float] = (0.9, 0.999)  # of Adam: a second that forgets sooner saves a third of the steps
     large_batch: int = 128  # rows per step from 3,000 rows on; of 256, half the steps at a rate greater by root two
-    weight_decays: tuple[float, ...] = (1e-6,)  # λ, relative to half the mean squared error of standardised targets
     steps: int = 2000  # of a network, + `steps_per_row` · N, at most `max_steps` unless the epochs need more
     steps_per_row: float = 0.0
     max_steps: int = 10**9
@@ -176,24 +181,27 @@ class Parameters(BaseEstimator):
 
     def _grid(self, n_rows: int) -> tuple[list[Member], int]:
         """The candidates, and the number of finalists to train again for all steps."""
-        effort, n_finalists, n_layers = self._effort, 0, len(self._hidden_widths(n_rows))
-        tried = [{"drop_prob": one, "epochs": self._epochs(n_rows)} for one in _listed(self.drop_prob)]
+        effort, n_layers, decays = self._effort, len(self._hidden_widths(n_rows)), _listed(self.weight_decay)
+        tried: list[tuple[Any, Any]] = [({"drop_prob": one}, (1.0,)) for one in _listed(self.drop_prob)]
         if self._is_searched:
-            bins, n_finalists = getattr(self, "bins_", None), effort.n_finalists
+            bins = getattr(self, "bins_", None)
             plain = {"n_inputs": bins and len(bins.edges)}
-            kinds = [(effort.candidates, plain)]
-            kinds += [(effort.binned, {})] if bins else []
-            kinds += [(effort.offset, {**plain, "offset": True})] if getattr(self, "process_", None) else []
+            small = n_rows < effort.small_rows and not (decays or hasattr(self, "classes_"))
+            listed = effort.small if small else (effort.candidates, effort.binned, effort.offset)
+            suited = True, bins, getattr(self, "process_", None)
             tried = [
-                {"drop_prob": (inputs, *[units] * n_layers), "epochs": self._epochs(n_rows, share), **kind}
-                for candidates, kind in kinds
-                for inputs, units, share in candidates
+                ({"drop_prob": (inputs, *[units] * n_layers), **kind}, rest)
+                for kind, candidates, suits in zip((plain, {}, {**plain, "offset": True}), listed, suited, strict=True)
+                for inputs, units, *rest in (candidates if suits else ())
             ]
-        decays = effort.weight_decays if isinstance(self.weight_decay, str) else _listed(self.weight_decay)
         rate = effort.learning_rate * max(1.0, self._batch_size(n_rows) / 128) ** 0.5
         rate = rate if self.learning_rate == "auto" else float(self.learning_rate)
-        grid = [Member(**one, weight_decay=decay, learning_rate=rate) for one in tried for decay in decays]
-        return grid, n_finalists
+        grid = [
+            Member(**one, epochs=self._epochs(n_rows, share), weight_decay=decay, learning_rate=rate)
+            for one, (share, *own) in tried
+            for decay in decays or [own[0] / n_rows if own else Member.weight_decay]
+        ]
+        return grid, effort.n_finalists if self._is_searched else 0
 
     def _folds(self, n_rows: int) -> int:
         return (FOLDS if n_rows < MANY_ROWS else 1) if self.n_folds == "auto" else int(self.n_folds)
@@ -205,4 +213,5 @@ class Parameters(BaseEstimator):
 
 
 def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
+    """The settings that the caller names; none for "search"."""
+    return value if isinstance(value, list) else [] if isinstance(value, str) else [value]

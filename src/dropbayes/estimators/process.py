@@ -7,7 +7,8 @@ $\sigma(\mathbf x)$. A network with this offset is trained on $y - \mu_{-n}(\mat
 without that row, and its draw t predicts
 $$f_t(\mathbf x) + \mu(\mathbf x) + \epsilon_t\, \sigma(\mathbf x)$$
 with one standard normal score $\epsilon_t$ for all rows. The scales maximise the marginal likelihood of each half of
-the rows: the errors of one half are those under the scales of the other, predictions are means of both.
+the rows: the errors of one half are those under the scales of the other, predictions are means of both. A small table
+may predict its rows better, each without itself, by the linear part alone.
 
 A skewed column is an input twice, once as the normal scores of its ranks: what is smooth in the logarithm of a count is
 not smooth in the count, of which most rows share one corner.
@@ -163,11 +164,17 @@ def _factor(covariance: Tensor, log_scales: Tensor, weight: Tensor) -> Tensor:
     return torch.full_like(factor, torch.nan) if int(failed) else factor
 
 
-def _fit_halves(x: Tensor, y: Tensor, weight: Tensor, begin: Tensor | None = None) -> Tensor:
+def _fit_halves(x: Tensor, y: Tensor, weight: Tensor, linear: bool, begin: Tensor | None = None) -> Tensor:
     """The scales of either half of the rows, which belong to the halves in turn."""
     rows = [slice(own, 2 * _SCALE_ROWS, 2) for own in range(2)]
     begins = (None, None) if begin is None else begin
-    return torch.stack([_fit_scales(x[r], y[r], weight[r], b) for r, b in zip(rows, begins, strict=True)])
+    return torch.stack([_fit_scales(x[r], y[r], weight[r], linear, b) for r, b in zip(rows, begins, strict=True)])
+
+
+def _held_out_score(process: Process) -> float:
+    """The log-likelihood of the anchors, each without itself, up to a constant: Student's, or outliers would decide."""
+    error, deviation = process.errors()
+    return float((-2.5 * torch.log1p((error / deviation).square() / 4) - deviation.log()).sum().nan_to_num(-torch.inf))
 
 
 def _trust(error: Tensor, deviation: Tensor) -> Tensor:
@@ -175,7 +182,7 @@ def _trust(error: Tensor, deviation: Tensor) -> Tensor:
     return (3 * deviation / error.abs()).clamp_max(1).square()
 
 
-def _without_outliers(process: Process) -> Process:
+def _without_outliers(process: Process, linear: bool) -> Process:
     """The process in which targets far off count less, while that makes the errors of all smaller."""
     for _ in range(3):
         error, _ = process.errors()
@@ -183,7 +190,7 @@ def _without_outliers(process: Process) -> Process:
         if not float(error.square().mean().sqrt()) > 2 * float(typical):
             break
         weight = process.weight * _trust(error, typical)
-        scales = _fit_halves(process.anchors, process.targets, weight, process.log_scales)
+        scales = _fit_halves(process.anchors, process.targets, weight, linear, process.log_scales)
         robust = replace(process, weight=weight, log_scales=scales)
         if not float(robust.errors()[0].abs().mean()) < 0.8 * float(error.abs().mean()):
             break
@@ -191,7 +198,7 @@ def _without_outliers(process: Process) -> Process:
     return process
 
 
-def _fit_scales(x: Tensor, y: Tensor, weight: Tensor, begin: Tensor | None) -> Tensor:
+def _fit_scales(x: Tensor, y: Tensor, weight: Tensor, linear: bool, begin: Tensor | None) -> Tensor:
     """The scales of the greatest marginal likelihood times prior, by L-BFGS with the gradient written out."""
     from scipy.optimize import minimize
 
@@ -201,8 +208,8 @@ def _fit_scales(x: Tensor, y: Tensor, weight: Tensor, begin: Tensor | None) -> T
 
     def loss(values: np.ndarray) -> tuple[float, np.ndarray]:
         scales = torch.from_numpy(values)
-        smooth, linear = _parts(x, scales, x)
-        factor = _factor(smooth + linear, scales, weight)
+        smooth, straight = _parts(x, scales, x)
+        factor = _factor(smooth + straight, scales, weight)
         if not bool((log_root := factor.diagonal().log().sum()).isfinite()):
             return 1e10, np.zeros_like(values)
         inverse = torch.cholesky_inverse(factor)
@@ -211,21 +218,24 @@ def _fit_scales(x: Tensor, y: Tensor, weight: Tensor, begin: Tensor | None) -> T
         by_smooth, left = smooth.mul_(slope), x / scales[:n_columns].exp()
         by_length = (left.square() * by_smooth.sum(1, keepdim=True)).sum(0) - (left * (by_smooth @ left)).sum(0)
         by_noise = (slope.diagonal() / weight).sum() * (2 * scales[-1]).exp()
-        gradient = torch.cat([by_length, torch.stack([by_smooth.sum(), linear.mul_(slope).sum(), by_noise])])
+        gradient = torch.cat([by_length, torch.stack([by_smooth.sum(), straight.mul_(slope).sum(), by_noise])])
         deviation = torch.where(is_length & (scales > start), _UPWARDS, _PRIOR_DEVIATION)
         pull = (scales - start) / deviation**2
         value = 0.5 * (y @ alpha) + log_root + 0.5 * (pull * (scales - start)).sum()
         return float(value), (pull - gradient).numpy()
 
     first, bounds = start if begin is None else begin, [(-7.0, 9.0)] * len(start)  # or distances are all rounding
+    if linear:
+        start[-3], bounds[-3] = -7.0, (-7.0, -7.0)
     found = minimize(loss, first.numpy(), jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 40})
     return torch.from_numpy(found.x)
 
 
-def fit_process(x: Tensor, y: Tensor, weight: Tensor, seed: int) -> tuple[Process, Offset] | None:
+def fit_process(x: Tensor, y: Tensor, weight: Tensor, seed: int, small: int = 0) -> tuple[Process, Offset] | None:
     """The process of standardised inputs and targets in their own units, and what it predicts for each row.
 
-    None for too few rows. Rows of equal inputs are one anchor: a copy would give away what the row is.
+    It may be linear for fewer than `small` distinct rows, and is None for too few. Rows of equal inputs are one anchor:
+    a copy would give away what the row is.
     """
     y_mean, y_scale = moments(y[:, None], weight)
     weight = weight / weight.mean()
@@ -238,15 +248,16 @@ def fit_process(x: Tensor, y: Tensor, weight: Tensor, seed: int) -> tuple[Proces
     order = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(seed))
     chosen = order[:_ANCHORS]
     rows = distinct[chosen], target[chosen], total[chosen]
-    process = Process(*rows, _fit_halves(*rows), y_mean, y_scale, *ranks)
+    kinds = (False, True) if len(distinct) < small else (False,)
+    tried = [_without_outliers(Process(*rows, _fit_halves(*rows, k), y_mean, y_scale, *ranks), k) for k in kinds]
+    process = max(tried, key=_held_out_score)
     if not bool(process._factors.isfinite().all()):
         return None
-    robust = _without_outliers(process)
     anchor, half = torch.full((len(distinct),), -1), torch.zeros(len(distinct), dtype=torch.long)
     anchor[chosen] = torch.arange(len(chosen))
     half[order] = torch.arange(len(order)) % 2
-    mean, deviation = robust.leave_one_out(anchor[place], half[place], x)
+    mean, deviation = process.leave_one_out(anchor[place], half[place], x)
     error = (y - y_mean) / y_scale - mean
-    noise = (2 * robust.log_scales[:, -1]).exp().mean()
-    trust = torch.ones_like(error) if robust is process else _trust(error, (deviation.square() + noise).sqrt())
-    return robust, Offset(mean * y_scale + y_mean, deviation * y_scale, trust)
+    noise, has_outliers = (2 * process.log_scales[:, -1]).exp().mean(), process.weight is not rows[2]
+    trust = _trust(error, (deviation.square() + noise).sqrt()) if has_outliers else torch.ones_like(error)
+    return process, Offset(mean * y_scale + y_mean, deviation * y_scale, trust)

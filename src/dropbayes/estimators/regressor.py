@@ -158,7 +158,8 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         columns, offset = (columns - mean) / scale, None
         with cpu_threads(1):  # The bits of a product depend on the threads.
             if suited and y.numel() == len(columns) <= MAX_ROWS:
-                self.process_, offset = fit_process(columns, y.reshape(-1), weight, self.seed_) or (None, None)
+                settings = weight, self.seed_, self._effort.small_rows
+                self.process_, offset = fit_process(columns, y.reshape(-1), *settings) or (None, None)
             return offset, find_gap(columns, self.seed_)
 
     def _task_targets(self, x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
