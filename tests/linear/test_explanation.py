@@ -105,6 +105,21 @@ def test_many_baselines_are_averaged_and_inputs_of_one_column_move_together():
     torch.testing.assert_close(both, torch.tensor([[[0.0, 0.0], [6.0, 0.0]]]))
 
 
+@pytest.mark.parametrize(("n_columns", "n_orders"), [(2, 64), (127, 64), (200, 40), (600, 16)])
+def test_many_columns_have_fewer_orders_and_shares_that_sum_to_the_difference(n_columns, n_orders):
+    rows = []
+
+    def value(mixed):
+        rows.append(len(mixed))
+        return mixed[:, :2].prod(1) + mixed.sum(1)
+
+    x = torch.ones(1, n_columns, dtype=torch.float64)
+    shares = shapley(value, x, torch.zeros(n_columns))
+    assert rows == [n_orders * (n_columns + 1)]
+    torch.testing.assert_close(shares.sum(), value(x)[0])
+    torch.testing.assert_close(shares[0, 2:], x[0, 2:])
+
+
 @pytest.mark.parametrize("n_rows", [1, 2, 3, 5, 31, 32])
 def test_each_of_a_few_baselines_counts_about_as_often(n_rows):
     starts = torch.eye(n_rows, dtype=torch.float64)  # of the sum of weights, that of each row

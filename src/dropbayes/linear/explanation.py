@@ -203,11 +203,12 @@ def shapley(value: Callable[[Tensor], Tensor], x: Tensor, baseline: Tensor, *, c
     """
     columns = torch.arange(x.shape[1], device="cpu") if columns is None else columns.cpu()
     n_columns, generator = 1 + int(columns.max()), torch.Generator("cpu").manual_seed(0)
-    orders = torch.stack([torch.randperm(n_columns, generator=generator, device="cpu") for _ in range(_N_ORDERS)])
+    n_orders = min(_N_ORDERS, max(_N_ORDERS // 4, _MIXED_ROWS // (4 * n_columns)))  # of many columns, fewer orders
+    orders = torch.stack([torch.randperm(n_columns, generator=generator, device="cpu") for _ in range(n_orders)])
     places = torch.cat([orders, orders.flip(1)]).argsort(1)  # of each column in each order
     starts = baseline.reshape(-1, x.shape[1])
-    taken = torch.linspace(0, len(starts) - 1, min(len(starts), _N_ORDERS), device="cpu").round().long()
-    starts = starts[taken[torch.arange(_N_ORDERS, device="cpu") % len(taken)]].repeat(2, 1)
+    taken = torch.linspace(0, len(starts) - 1, min(len(starts), n_orders), device="cpu").round().long()
+    starts = starts[taken[torch.arange(n_orders, device="cpu") % len(taken)]].repeat(2, 1)
     # With each step one column more is that of `x`.
     present = (places[:, None] < torch.arange(n_columns + 1, device="cpu")[:, None])[..., columns].to(x.device)
     numbers, shares = torch.arange(len(places), device="cpu")[:, None], []

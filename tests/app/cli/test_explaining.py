@@ -9,9 +9,10 @@ import pytest
 
 from dropbayes.app.cli import explaining
 from dropbayes.app.cli.explaining import facts, reason_lines
+from dropbayes.app.models.fields import EnsembleFields
 from dropbayes.app.models.model import load
-from dropbayes.app.models.predictor import Predictor
 from dropbayes.layers import model_precision
+from dropbayes.predictive import Mixture
 from tests.command_line import column, rows_of, run
 
 
@@ -114,16 +115,22 @@ def test_the_background_is_what_a_row_is_compared_with(models, tmp_path):
     assert one["typical"] == {"prediction": one["prediction"], "uncertainty": one["uncertainty"]}
 
 
+def test_reasons_take_no_quantiles(models, monkeypatch):
+    """The thousands of rows that are put together have a mean and a variance; an interval of each costs as much."""
+    monkeypatch.setattr(Mixture, "quantile", None)
+    assert len(json.loads(run("explain", models / "numbers", models / "new.csv", "--json").text)["rows"]) == 5
+
+
 @pytest.mark.filterwarnings("always:.*rows are far")
 def test_a_warning_of_rows_that_are_not_in_the_table_is_not_shown(models, monkeypatch):
     """Shapley values predict rows put together from two, which may be far from those of training."""
-    predict = Predictor.predict_inputs
+    predict = EnsembleFields.__call__
 
-    def warned(self, x):
+    def warned(self, x, *settings):
         warnings.warn(f"{len(x)} rows are far", stacklevel=2)
-        return predict(self, x)
+        return predict(self, x, *settings)
 
-    monkeypatch.setattr(Predictor, "predict_inputs", warned)
+    monkeypatch.setattr(EnsembleFields, "__call__", warned)
     assert run("explain", models / "numbers", models / "new.csv", "--rows", 3).err.count("rows are far") == 1
 
 

@@ -36,6 +36,20 @@ def test_the_importance_of_a_straight_line_is_what_shuffling_does_to_it():
     assert abs(first.rise - expected) < 4 * first.error
 
 
+def test_the_shuffled_tables_of_many_features_are_predicted_together():
+    class Counted(Straight):
+        n_calls = 0
+
+        def predict(self, x):
+            self.n_calls += 1
+            return super().predict(x)
+
+    x, model = np.random.default_rng(0).normal(size=(40, 200)), Counted()
+    ranked = importances(model, x, 2 * x[:, 0], features_of(x, [str(k) for k in range(200)]))
+    assert model.n_calls == 1 + 200 * 2 * 40 // 4000
+    assert ranked[0].feature.name == "0" and ranked[0].rise > 1 > 0 == ranked[1].rise
+
+
 def test_inputs_of_one_feature_are_shuffled_together():
     rng = np.random.default_rng(0)
     x = np.repeat(rng.normal(size=(300, 1)), 2, axis=1)

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from dropbayes.app.cli.messages import bold, escaped, note, table
 from dropbayes.app.cli.rows import Rows, filled_value
+from dropbayes.app.models.fields import EnsembleFields
 from dropbayes.app.models.model import Model
-from dropbayes.app.models.predictor import Predictor, location
+from dropbayes.app.models.predictor import location
 from dropbayes.app.models.storage import calibration_text, range_text
 from dropbayes.app.tables.training import TrainingRows
 from dropbayes.estimators.columns import Cells, Column
@@ -142,10 +143,8 @@ def note_order(model: Model, rows: TrainingRows, cells: pa.Table) -> None:
         counts_time = column.kind == "date" or column.name.casefold() in ("year", "time", "t", "trend")
         if in_order and n_distinct > 2 and (counts_time or np.allclose(steps, steps[0], rtol=0.1, atol=0.0)):
             # Networks with the settings of the fit, scored on random folds and on those that follow what was learned.
-            ensemble = model.ensemble
-            settings = {"hidden": ensemble.hidden_, "drop_prob": ensemble.drop_prob_, "n_networks": 1, "verbose": False}
-            settings["weight_decay"] = float(ensemble.population_.members[0].weight_decay)
-            probes = [clone(model.ensemble).set_params(**settings) for _ in range(2)]
+            settings = {"hidden": model.ensemble.hidden_, "drop_prob": model.ensemble.drop_prob_}
+            probes = [clone(model.ensemble).set_params(**settings, n_networks=1, verbose=False) for _ in range(2)]
             with warnings.catch_warnings(action="ignore"):  # what they warn of is not true of the model
                 for probe, times in zip(probes, (None, np.unique(values, return_inverse=True)[1]), strict=True):
                     probe.fit(rows.x, rows.y, sample_weight=rows.weight, times=times)
@@ -333,12 +332,13 @@ def reasons(model: Model, given: Rows, background: NumpyArray | None, *, n_rows:
 
     Both are Shapley values of the columns against the background, by default one typical row.
     """
-    predictor, columns = Predictor(model), model.schema.columns
-    answers = ("mean", "epistemic") if predictor.classes is None else ("probabilities", "mutual_information")
+    fields, columns = EnsembleFields(model), model.schema.columns
+    answers = ("mean", "epistemic") if fields.classes is None else ("probabilities", "mutual_information")
 
     def values(inputs: Tensor) -> Tensor:
         """The prediction, for classes the probability of each, and last what the model does not know of it."""
-        found = predictor.predict_inputs(inputs.numpy())
+        blocks = [fields(some.numpy(), fields.n_draws, fields.seed, 0.0, "sampling") for some in inputs.split(2048)]
+        found = {name: np.concatenate([block[name] for block in blocks]) for name in answers}
         check_finite(found, location)
         return torch.cat([torch.from_numpy(found[name]).view(len(inputs), -1) for name in answers], 1)
 
@@ -353,7 +353,7 @@ def reasons(model: Model, given: Rows, background: NumpyArray | None, *, n_rows:
         best = int(every[row, :-1].argmax())
         kinds = every[row], every[row] - shares.sum(0), *shares
         stated, typically, *parts = ({"prediction": float(one[best]), "uncertainty": float(one[-1])} for one in kinds)
-        label = {} if predictor.classes is None else {"predicted": str(predictor.classes[best])}
+        label = {} if fields.classes is None else {"predicted": str(fields.classes[best])}
         cells = {column.name: str(given.table[column.name][row].as_py()) for column in columns}
         named = {name: {**part, "value": cell} for (name, cell), part in zip(cells.items(), parts, strict=True)}
         found.append({"row": row, **label, **stated, "typical": typically, "columns": named, "place": given.place(row)})

@@ -86,10 +86,10 @@ def round_digits(values: NumpyArray) -> NumpyArray:
 
 
 def _moments(mixture: Mixture, coverage: float) -> dict[str, NumpyArray]:
-    """The moments of each row's predictive distribution, and the ends of its central interval."""
-    lower, upper = mixture.interval(coverage)
+    """The moments of each row's predictive distribution, and the ends of its central interval, but of coverage 0."""
+    ends = {} if coverage == 0 else dict(zip(("lower", "upper"), mixture.interval(coverage), strict=True))
     values = {"mean": mixture.mean, "std": mixture.std, "epistemic": mixture.epistemic, "aleatoric": mixture.aleatoric}
-    return {name: value.numpy() for name, value in (values | {"lower": lower, "upper": upper}).items()}
+    return {name: value.numpy() for name, value in (values | ends).items()}
 
 
 def _information(probabilities: Tensor) -> dict[str, NumpyArray]:

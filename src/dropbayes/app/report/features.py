@@ -139,21 +139,23 @@ def importances(
     fewer = model.with_draws(n_draws=max(1, 40 // len(model.population_)), seed=None)
 
     def losses(x: Numbers) -> Numbers:
+        truth = np.tile(y, len(x) // len(y))
         with warnings.catch_warnings(action="ignore"):  # shuffled rows are nobody's, and may be far from all others
             if hasattr(model, "classes_"):
-                return -class_log_likelihood(np.maximum(fewer.predict_proba(x), 1e-12), y).numpy()
-            return np.abs(fewer.predict(x) - y)
+                return -class_log_likelihood(np.maximum(fewer.predict_proba(x), 1e-12), truth).numpy()
+            return np.abs(fewer.predict(x) - truth)
 
     before, generator = losses(x), np.random.default_rng(0)
     n_shuffles = max(1, min(5, 400 // max(1, len(features))))
-    measured = []
-    for feature in features:
-        rise = np.zeros(len(x))
-        for _ in range(n_shuffles):
-            shuffled = x.copy()
-            shuffled[:, feature.columns] = x[generator.permutation(len(x))][:, feature.columns]
-            rise += (losses(shuffled) - before) / n_shuffles
-        measured.append(Importance(feature, float(rise.mean()), float(rise.std(ddof=1) / math.sqrt(len(rise)))))
+    measured, n_features = list[Importance](), max(1, 4000 // (n_shuffles * len(x)))  # whose rows one call predicts
+    for start in range(0, len(features), n_features):
+        tables = np.tile(x, (len(some := features[start : start + n_features]), n_shuffles, 1, 1))
+        for feature, shuffled in zip(some, tables, strict=True):
+            for table in shuffled:
+                table[:, feature.columns] = x[generator.permutation(len(x))][:, feature.columns]
+        rises = losses(tables.reshape(-1, x.shape[1])).reshape(len(some), n_shuffles, -1).mean(1) - before
+        for feature, rise in zip(some, rises, strict=True):
+            measured.append(Importance(feature, float(rise.mean()), float(scipy.stats.sem(rise))))
     return sorted(measured, key=lambda one: -one.rise)
 
 
