@@ -73,7 +73,7 @@ def _reached(net: nn.Module) -> Iterator[tuple[Any, set[str]]]:
         code, home = getattr(function, "__code__", None), str(getattr(function, "__module__", "")).partition(".")[0]
         names = set[str]()
         if code is not None and code not in seen and home not in ("torch", "dropbayes"):
-            names = _names_in(code)
+            names = {name for part in _parts(code) for name in part.co_names + part.co_freevars}
         yield function, names
         if not names:
             continue
@@ -82,17 +82,9 @@ def _reached(net: nn.Module) -> Iterator[tuple[Any, set[str]]]:
         pending += [*filter(callable, map(cell_value, function.__closure__ or ())), *(function.__defaults__ or ())]
 
 
-def _names_in(code: types.CodeType) -> set[str]:
-    names = {*code.co_names, *code.co_freevars}
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= _names_in(constant)
-    return names
-
-
-def _globals_in(code: types.CodeType) -> set[str]:
-    inside = [_globals_in(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    return {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}.union(*inside)
+def _parts(code: types.CodeType) -> list[types.CodeType]:
+    """A function's code, and that of the functions in it."""
+    return [code, *(part for one in code.co_consts if isinstance(one, types.CodeType) for part in _parts(one))]
 
 
 def _modules_read(function: Any, variables: set[str], names: set[str], own: dict[int, nn.Module]) -> list[nn.Module]:
@@ -132,7 +124,8 @@ def unmoved_globals(net: nn.Module) -> Iterator[list[object]]:
             continue  # as nearly all
         modules = _modules_read(function, names, names, own)
         if modules:  # perhaps: `self.model` is no global variable of that name
-            modules = _modules_read(function, _globals_in(function.__code__), names, own)
+            steps = (step for part in _parts(function.__code__) for step in dis.get_instructions(part))
+            modules = _modules_read(function, {s.argval for s in steps if s.opname == "LOAD_GLOBAL"}, names, own)
         children = (module._modules.get(name) for module in modules for name in names)
         parts = [m for m in (*modules, *children) if m is not None and m is not net]  # which may drop by their own flag
         if modules and ("training" in names or any("training" in code for m in parts for _, code in _reached(m))):

@@ -227,7 +227,8 @@ class Recorder(Ones):
             self._mark(result, self._masks[id(read[-1])][0], self._keep_prob_of(*read))
         for tensor in read:
             site = self._masks[id(tensor)][0]
-            if self.sites[site].before is None and _has_weights(func, leaves):
+            has_weight = func in PRODUCTS and any(isinstance(leaf, nn.Parameter) for leaf in leaves)
+            if self.sites[site].before is None and (has_weight or func in CONVOLUTIONS | LOOKUPS | {F.linear}):
                 self.sites[site] = replace(self.sites[site], before=self.names.caller()[0] or func.__name__)
             if tensor is self._last_output:
                 self._readers_of_last += 1
@@ -278,11 +279,6 @@ def is_ours(module: nn.Module | None) -> bool:
 
 def _argument(args: Arguments, kwargs: NamedArguments, position: int, name: str) -> Any:
     return args[position] if len(args) > position else kwargs.get(name)
-
-
-def _has_weights(func: Callable[..., Any], leaves: list[Tensor]) -> bool:
-    has_one = func is F.linear or func in CONVOLUTIONS or func in LOOKUPS
-    return has_one or (func in PRODUCTS and any(isinstance(leaf, nn.Parameter) for leaf in leaves))
 
 
 def _operations(func: Callable[..., Any], args: Arguments, kwargs: NamedArguments, out: Tensor) -> float:
