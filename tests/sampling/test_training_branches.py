@@ -399,3 +399,38 @@ def test_a_coin_that_no_seed_controls_is_refused_every_time():
     for _ in range(12):
         with pytest.raises(NotImplementedError, match="cannot be keyed to a seed"):
             db.predict(CoinOfTheSystem(), torch.randn(5, 4))
+
+
+# Dropout in the training branch of another class ----------------------------------------------------------------------
+
+
+class Skipping(nn.Module):
+    """Stochastic depth, scaled in training alone; `gate` draws whether the layer is skipped."""
+
+    def __init__(self, gate):
+        super().__init__()
+        self.layers, self.drop, self.gate = nn.ModuleList(nn.Linear(8, 8) for _ in range(2)), nn.Dropout(0.2), gate
+
+    def forward(self, x):
+        for layer in self.layers:
+            if not self.training:
+                x = x + torch.relu(layer(x))
+            elif not self.gate():
+                x = x + torch.relu(layer(self.drop(x))) / 0.7
+        return x
+
+
+GATES = {
+    "of one number": lambda: torch.rand(1) < 0.3,
+    "of a Python number": lambda: torch.rand(()).item() < 0.3,
+    "of ones and zeros": lambda: torch.bernoulli(torch.tensor(0.3)).item(),
+}
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_dropout_in_a_branch_that_is_scaled_in_training_is_switched_on(gate):
+    net, x = made(lambda: (nn.Sequential(Skipping(GATES[gate]), nn.Linear(8, 2)), torch.randn(3, 8)))
+    assert {site.kind for site in db.sites(net, x)} >= {"dropout"}
+    with unchanged(net, x):
+        assert_law(net, x)
+    assert_functions(net, x)

@@ -310,7 +310,7 @@ def _sites_of_all_branches(
         return sites
     known = {site.name: site for site in sites}
     for seed in range(_MAX_BRANCHES):
-        neutral = Neutral((seed + 0.5) / _MAX_BRANCHES, None)
+        neutral = Neutral((seed + 0.5) / _MAX_BRANCHES, float(seed % 2))
         with keyed_generators(seed) if moved else contextlib.nullcontext():
             alone = prober(rows.rows([0]), flags, neutral)
         with keyed_generators(seed) if moved else contextlib.nullcontext():
