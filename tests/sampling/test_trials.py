@@ -437,6 +437,19 @@ def test_many_rows_whose_masks_are_those_of_others_are_seen_though_two_masks_of_
         torch.testing.assert_close(db.draws(net, x, n_draws=6, masks="row", seed=seed)[:, 3:4], alone)
 
 
+@pytest.mark.parametrize("units, drop_prob, seed", [(16, 0.05, 4), (8, 0.1, 7), (16, 0.1, 8)])
+def test_many_rows_whose_masks_are_those_of_others_are_seen_though_these_change_little(units, drop_prob, seed):
+    def forward(self, x):
+        hidden = torch.relu(self.a(x)) if seed == 8 else torch.tanh(self.a(x))
+        return self.b(self.d(hidden.flip(0)).flip(0) if len(x) > 9 else self.d(hidden))
+
+    torch.manual_seed(0)
+    net = Module(forward, a=nn.Linear(6, units), d=nn.Dropout(drop_prob), b=nn.Linear(units, 2)).eval()
+    x, few = torch.randn(20, 6, generator=torch.Generator().manual_seed(0)), copy.deepcopy(net)
+    alone = db.draws(few, x[3:6], n_draws=6, masks="row", seed=seed, sampling=db.Sampling(row_offset=3))
+    torch.testing.assert_close(db.draws(net, x, n_draws=6, masks="row", seed=seed)[:, 3:6], alone)
+
+
 def test_the_masks_of_a_lone_row_of_few_units_are_its_own_among_its_copies():
     def forward(self, x):
         hidden = torch.tanh(self.a(x))

@@ -172,7 +172,8 @@ def rows_alone(strategy: Strategy, spec: MaskSpec, work: Work, n_rows: int) -> A
     move = spec.profile.are_sent or (spec.profile.sorts_rows and strategy == FOLDED)  # the last may stay
     some = range(n_rows)[-8:] if move or decides else range(n_rows)[-1:]
     units = [(s.drop_prob, math.prod(s.shape)) for s in spec.profile.sites if s.is_random and s.layout and s.drop_prob]
-    n = 1 + any((1 - 2 * p * (1 - p)) ** number > 0.01 for p, number in units)  # two masks of few units may be one
+    few = any((1 - 2 * p * (1 - p)) ** number > 0.01 for p, number in units)  # of which two masks may be one
+    n = 1 + few * (1 if strategy.draws == "single" else 15 // len(some))
     return {row: evaluate(ONE_BY_ONE, spec, replace(work.row(row), draws=work.draws[-n:])) for row in some}
 
 
@@ -181,10 +182,13 @@ def check_block(
 ) -> None:
     """Raises unless a block gives rows what they have alone, and other operations than before do not misplace masks."""
     unclear = [row for row, one in alone.items() if not agrees(outputs, one, row, len(work.draws) - len(one[0]))]
-    alone = {row: evaluate(ONE_BY_ONE, spec, replace(work.row(row), draws=work.draws[-4:])) for row in unclear}
-    if not all(agrees(outputs, one, row, len(work.draws) - len(one[0]), 0.05) for row, one in alone.items()):
-        compared_rows(cast(nn.Module, known.net()), work.inputs, known, None)  # raises if they depend on each other
-        raise UnsupportedStrategy("a network that does otherwise with many rows")
+    tried = replace(spec, integrate=False, trial=True)  # whose masks all have an effect
+    for masks in (spec, tried) if unclear else ():
+        outputs = evaluate(strategy, masks, work) if masks.trial else outputs
+        alone = {row: evaluate(ONE_BY_ONE, masks, replace(work.row(row), draws=work.draws[-4:])) for row in unclear}
+        if not all(agrees(outputs, one, row, len(work.draws) - len(one[0]), 0.05) for row, one in alone.items()):
+            compared_rows(cast(nn.Module, known.net()), work.inputs, known, None)  # raises if they depend on each other
+            raise UnsupportedStrategy("a network that does otherwise with many rows")
     if strategy.rows == "together" and known.runs and work.runs - known.runs and not spec.profile.by_name:
         known.strategies.clear()  # a global or an argument may have chosen another branch
         known.findings.clear()
