@@ -15,7 +15,7 @@ import dropbayes as db
 from dropbayes.sampling import masks, source
 from dropbayes.tracing.entries import RowsOfEntries
 from tests.cases import crossed, slow_except
-from tests.sampling.loop import assert_law, assert_same_alone, cut, made
+from tests.sampling.loop import assert_law, assert_same_alone, cut, made, unchanged
 
 PASSES: list[int] = []
 
@@ -366,15 +366,94 @@ def test_a_block_of_one_row_is_mapped_over_as_the_trial_was():
     assert n_passes < 20 and n_rows < 50
 
 
-def test_a_tensor_that_is_filled_in_and_read_itself_is_not_mapped_over():
+def test_a_tensor_that_is_filled_in_and_read_itself_is_mapped_over():
     def function(self, x):
         noise = torch.zeros(1, 8)
         noise.normal_()
         return self.o(torch.tanh(self.a(x)) + (noise if self.training else 0))
 
     net, x = made(lambda: (Noted(function, a=nn.Linear(8, 8), o=nn.Linear(8, 2)), torch.randn(3, 8)))
-    assert db.predict(net, x, n_draws=30).method == "draw by draw"
+    assert db.predict(net, x, n_draws=30).method == "mapped"
     assert_law(net, x)
+
+
+class NoisyLinear(nn.Module):
+    """Fortunato and others (2018): weights with noise of two vectors, which is written into a buffer."""
+
+    def __init__(self, n_in, n_out):
+        super().__init__()
+        self.weight, self.size = nn.Linear(n_in, n_out).weight, nn.Parameter(torch.full((n_out, n_in), 0.2))
+        self.register_buffer("noise", torch.zeros(n_out, n_in))
+
+    def forward(self, x):
+        if self.training:
+            left, right = (torch.randn(n) for n in self.noise.shape)
+            self.noise.copy_(torch.outer(left.sign() * left.abs().sqrt(), right.sign() * right.abs().sqrt()))
+        return nn.functional.linear(x, self.weight + self.size * self.noise if self.training else self.weight)
+
+
+def written_buffer():
+    return Noted(lambda self, x: self.b(torch.relu(self.a(x))), a=NoisyLinear(8, 8), b=NoisyLinear(8, 2))
+
+
+def written_places():
+    def function(self, x):  # as in the sparse attention of Informer: the mean, and a few places of their own
+        places = torch.arange(len(x))[:, None], torch.rand(6).topk(2).indices.expand(len(x), 2)
+        result = x.mean(1, keepdim=True).expand(x.shape).clone()
+        result[places] = self.d(torch.tanh(self.a(x)))[places]
+        return self.o(result)
+
+    return Noted(function, a=nn.Linear(8, 8), d=nn.Dropout(0.2), o=nn.Linear(8, 2))
+
+
+def written_view():
+    def function(self, x):
+        mask = torch.ones(2, 8)
+        if self.training:
+            mask[0].copy_(torch.bernoulli(torch.full((8,), 0.7)) / 0.7)
+        return self.o(torch.tanh(self.a(x)) * mask[0]) * mask[1, 0]
+
+    return Noted(function, a=nn.Linear(8, 8), o=nn.Linear(8, 2))
+
+
+class WeightDrop(nn.Module):
+    """Merity and others (2018): the recurrent weights of an LSTM are dropped, and put into it for each pass."""
+
+    def __init__(self, n_in, n_out):
+        super().__init__()
+        self.lstm = nn.LSTM(n_in, n_out, batch_first=True)
+        self.raw = nn.Parameter(self.lstm._parameters.pop("weight_hh_l0").data)
+        self.lstm.flatten_parameters = lambda: None
+
+    def forward(self, x):
+        self.lstm.weight_hh_l0 = nn.functional.dropout(self.raw, 0.4, self.training)
+        return self.lstm(x)[0]
+
+
+def dropped_recurrent_weights():
+    return Noted(lambda self, x: self.o(self.l(x)[:, -1]), l=WeightDrop(8, 6), o=nn.Linear(6, 2))
+
+
+@pytest.mark.parametrize("make", [written_buffer, written_places, written_view, dropped_recurrent_weights])
+def test_what_draws_write_into_one_tensor_is_mapped_over(make):
+    net, x = made(lambda: (make(), torch.randn(3, 6, 8)))
+    assert db.predict(net, x, n_draws=30).method == "mapped"
+    with unchanged(net, x):
+        assert passes(lambda: db.draws(net, x, n_draws=30))[0] <= 3
+    assert_law(net, x)
+    assert_same_alone(net, x)
+
+
+def test_rows_of_two_kinds_that_are_written_into_their_places_are_mapped_over():
+    def function(self, x):
+        result = x.new_empty(len(x), 2)
+        for kind in (0, 1):
+            result[kind::2] = self.o(self.d(torch.relu(self.a(x[kind::2]))))
+        return result
+
+    net, x = made(lambda: (Noted(function, a=nn.Linear(8, 8), d=nn.Dropout(0.3), o=nn.Linear(8, 2)), torch.randn(6, 8)))
+    assert db.predict(net, x, n_draws=30).method == "mapped over rows"
+    assert passes(lambda: db.draws(net, x, n_draws=30))[0] <= 3
 
 
 def test_the_numbers_of_draws_that_run_one_at_a_time_are_generated_at_once(monkeypatch):
@@ -680,3 +759,18 @@ def test_the_masks_of_draws_in_turn_are_held_up_to_a_bound(monkeypatch):
     monkeypatch.setattr(source.KeyedSource, "_precomputed", noted)
     assert torch.equal(db.draws(net, x, n_draws=30), expected)
     assert 4 * 1000 < max(held) <= 8 * 1000
+
+
+SCRATCH = torch.zeros(8)
+
+
+def test_a_tensor_that_outlives_the_pass_is_not_divided():
+    def function(self, x):
+        if self.training:
+            SCRATCH.normal_()
+        return self.o(torch.tanh(self.a(x)) + (SCRATCH if self.training else 0))
+
+    net, x = made(lambda: (Noted(function, a=nn.Linear(8, 8), o=nn.Linear(8, 2)), torch.randn(3, 8)))
+    assert db.predict(net, x, n_draws=30).method == "draw by draw"
+    assert_law(net, x)
+    assert SCRATCH.isfinite().all() and SCRATCH.tolist() == SCRATCH.clone().tolist()

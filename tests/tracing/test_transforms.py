@@ -1,11 +1,14 @@
 """Tensors that are mapped over by torch.func.vmap."""
 
 import torch
+from torch import nn
 from torch.func import vmap
+from torch.overrides import TorchFunctionMode
 
 from dropbayes.tracing.transforms import (
     add_batch_dim,
     all_members,
+    divided,
     is_batched,
     is_mapped,
     maps_randomly,
@@ -47,3 +50,51 @@ def test_members_differ_in_their_random_numbers_unless_they_are_the_same():
         vmap(lambda row: seen.append(maps_randomly()) or row, randomness=randomness)(X)
     torch.func.grad(lambda row: seen.append(maps_randomly()) or row.sum())(X)
     assert seen == [True, False, True, False]
+
+
+def writes(row):
+    """Tensors into which values of a row are written, in several ways."""
+    whole, part, view, filled = torch.ones(4), torch.zeros(3, 4), torch.ones(2, 4), torch.zeros(4)
+    whole.mul_(row)
+    part[:, 1] = row[:3]
+    view.view(-1)[3:7].copy_(row)
+    filled.index_add_(0, torch.tensor([2]), row[:1])
+    return whole, part, view, filled
+
+
+def test_a_tensor_is_divided_where_the_values_of_members_are_written_into_it():
+    class Dividing(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            try:
+                return func(*args, **kwargs or {})
+            except RuntimeError:
+                assert divided(args[0])
+                return func(*args, **kwargs or {})
+
+    with Dividing(), torch.no_grad():
+        found = vmap(writes)(X)
+    for index, row in enumerate(X):
+        for tensor, wanted in zip(found, writes(row), strict=True):
+            assert torch.equal(tensor[index], wanted)
+
+
+def test_a_tensor_of_which_views_are_held_is_not_divided():
+    def member(row):
+        whole = torch.zeros(2, 4)
+        view = whole[0]
+        assert not divided(whole) and not is_batched(whole)
+        return view + row
+
+    with torch.no_grad():
+        vmap(member)(X)
+
+
+def test_parameters_and_what_is_divided_already_stay():
+    weight = nn.Parameter(torch.ones(4))
+
+    def member(row):
+        assert not any(map(divided, (weight, row)))
+        return row
+
+    vmap(member)(X)
+    assert not is_batched(weight) and not divided(X)

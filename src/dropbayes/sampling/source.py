@@ -131,22 +131,10 @@ class KeyedSource(SiteSource):
 
     def read(self, tensor: Tensor) -> Tensor:
         values = tensor if self._chosen is None else unmapped(tensor, self.row_level or 0, 0, len(self._chosen[0]))
-        if is_batched(values):
+        if is_batched(values) or bool((values == values[0]).all()):
             return super().read(tensor)
         values = values.reshape(-1)
-        if bool((values == values[0]).all()):
-            return values[0]
         raise UnsupportedStrategy("real numbers of rows") if values.is_floating_point() else Parted(values)
-
-    def blank(self, zeros: Tensor) -> Tensor:
-        # Of an input that is one row, after a mask: for a batch, what all draws share would be computed for each.
-        together = self.spec.profile.rows_together and (any(self.spec.profile.outputs) or not self.site)
-        size, level = len(self.draws), None if together or self.rows_mapped else self.level
-        if self._chosen is not None:  # pairs share nothing
-            size, level = len(self._chosen[0]), self.row_level
-        if level is None or is_batched(zeros):
-            return zeros
-        return add_batch_dim(zeros.repeat(size, *(1,) * zeros.dim()), 0, level)
 
     def keep(self, kind: str, drop_prob: float, shape: tuple[int, ...], like: Tensor) -> Tensor:
         site = self._next(kind, drop_prob, shape)

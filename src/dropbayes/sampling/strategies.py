@@ -98,6 +98,7 @@ def called(source: KeyedSource, work: Work, leaves: list[PyTree]) -> PyTree:
     leaves = cloned_leaves(leaves) if source.spec.profile.writes_input else leaves
     source.follow(view.paths, work.inputs.tensors_of_rows(leaves))
     mode = Interception(source)
+    mode.own |= view.own_tensors if source.spec.profile.is_stateful else set()  # the view is of this pass alone
     with mode.at_sites() if view.at_sites else mode:
         output = work.inputs.call(view.net, leaves)
     if mode.drawn_elsewhere:

@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
 from dropbayes.tracing import dropout, layers, random_numbers
-from dropbayes.tracing.operations import Arguments, NamedArguments, axes_in
+from dropbayes.tracing.operations import Arguments, NamedArguments, axes_in, operands
 from dropbayes.tracing.sources import Handlers, RandomMode, Source, UnsupportedStrategy
 from dropbayes.tracing.views import Flags, View
 from dropbayes.tracing.watch import SharedWrite
 
+_SHARED = ("because there exists a Tensor", "match the broadcast")  # torch: members write into what is one for all
 HANDLERS: Handlers = {**dropout.HANDLERS, **layers.HANDLERS, **random_numbers.HANDLERS}
 
 
@@ -66,7 +67,11 @@ class Interception(RandomMode):
             result = func(*args, **kwargs) if handler is None else handler(self, func, *args, **kwargs)
             if self._after is not None:
                 self._after(func, args, kwargs, result)
+            if self.source.maps and torch.is_tensor(result) and not any(result is one for one in operands(args)):
+                self.own.add(id(result))
         except Exception as error:
+            if handler is None and any(words in str(error) for words in _SHARED) and self.divides(args[0]):
+                return self.__torch_function__(func, types, args, kwargs)
             if self.source.maps or isinstance(error, (SharedWrite, UnsupportedStrategy)):
                 self._stop = error
             raise

@@ -1,5 +1,6 @@
 """Layers computed by steps: attention and recurrence, with the dropout inside them, and layers that vmap slows down."""
 
+import itertools
 import math
 import warnings
 from collections.abc import Callable
@@ -134,7 +135,10 @@ class _Layer(torch.autograd.Function):
     def vmap(info: Any, in_dims: tuple[Any, ...], flags: tuple[Any, ...], input: Tensor, *tensors: Tensor) -> PyTree:
         *_, batch_first, n_states = flags
         if any(dim is not None for dim in in_dims[2 + n_states :]):
-            raise RuntimeError("vmap: recurrent weights that differ between draws run one draw at a time")
+            pairs = zip((input, *tensors), in_dims[1:], strict=True)
+            members = zip(*(itertools.repeat(t) if d is None else t.unbind(d) for t, d in pairs), strict=False)
+            runs = (_Layer.apply(flags, *one) for one in members)
+            return tuple(map(torch.stack, zip(*runs, strict=True))), (0,) * (1 + n_states)
         rows = 0 if batch_first else 1
         folded = [_fold(input, in_dims[1], rows, info.batch_size)]
         folded += [_fold(s, d, 1, info.batch_size) for s, d in zip(tensors[:n_states], in_dims[2:], strict=False)]
@@ -158,7 +162,7 @@ def _recurrent(mode: RandomMode, func: Operation, *args: Any) -> PyTree:
     at = 6 if packed else 5
     drop_prob, training = args[at : at + 2]
     if drop_prob == 0 or mode.source.is_off(training):
-        if any(map(is_batched, tensor_leaves(args[:2]))):  # mapped over: torch's own has no rule
+        if any(map(is_batched, tensor_leaves(args[:3]))):  # mapped over: torch's own has no rule
             return _recurrence(func, args, lambda output, _: output)
         return func(*args[:at], 0.0, torch.is_grad_enabled(), *args[at + 2 :])  # cuDNN's derivatives need training
 
@@ -243,12 +247,6 @@ def in_whole_vectors(func: Operation, input: Tensor, *args: Any, **kwargs: Any) 
 def _read(mode: RandomMode, func: Operation, tensor: Tensor) -> Any:
     """The one value of a tensor; of a mapped one, that of all its members, if they agree as they would alone."""
     return func(mode.source.read(tensor) if is_batched(tensor) and tensor.numel() == 1 else tensor)
-
-
-@handles(HANDLERS, torch.zeros, torch.zeros_like, Tensor.new_zeros, torch.empty, torch.empty_like, Tensor.new_empty)
-def _zeros(mode: RandomMode, func: Operation, *args: Any, **kwargs: Any) -> Tensor:
-    """Zeros: what differs between members that are mapped over cannot be written into what does not."""
-    return mode.source.blank(func(*args, **kwargs))
 
 
 @handles(HANDLERS, Tensor.data.__get__)  # type: ignore[attr-defined]

@@ -58,15 +58,14 @@ def _bernoulli(mode: RandomMode, func: Operation, input: Tensor, p: Any = None) 
     is_number = not isinstance(chance, Tensor)
     probability = torch.full(tuple(input.shape), chance, device=input.device) if is_number else chance
     drawn = mode.source.bernoulli(probability.expand(input.shape), 1 - chance if is_number else None)
-    return _filled(input, drawn) if in_place else drawn.to(input.dtype)
+    return _filled(mode, input, drawn) if in_place else drawn.to(input.dtype)
 
 
-def _filled(input: Tensor, value: Tensor) -> Tensor:
-    """`input` with these values; or mapped ones in its place, which no tensor that is not mapped can hold.
-
-    A network that reads `input` itself afterwards, not this result, fails its trial.
-    """
-    return value.to(input.dtype) if is_batched(value) and not is_batched(input) else input.copy_(value)
+def _filled(mode: RandomMode, input: Tensor, value: Tensor) -> Tensor:
+    """`input` with these values, which may differ between members that are mapped over."""
+    if is_batched(value):
+        mode.divides(input)
+    return input.copy_(value)
 
 
 def _uniforms(mode: RandomMode, kind: str, like: Tensor) -> Tensor:
@@ -105,12 +104,12 @@ def _template(func: Operation, args: Arguments, kwargs: NamedArguments) -> Tenso
 @_keyed(Tensor.uniform_)
 def _uniform_(mode: RandomMode, func: Operation, input: Tensor, *bounds: float, **kwargs: Any) -> Tensor:
     low, high = ({"from": 0.0, "to": 1.0} | dict(zip(("from", "to"), bounds, strict=False)) | kwargs).values()
-    return _filled(input, low + (high - low) * _uniforms(mode, "rand", input))
+    return _filled(mode, input, low + (high - low) * _uniforms(mode, "rand", input))
 
 
 @_keyed(Tensor.normal_)
 def _normal_(mode: RandomMode, func: Operation, input: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
-    return _filled(input, mean + std * _normals(mode, input))
+    return _filled(mode, input, mean + std * _normals(mode, input))
 
 
 @_keyed(torch.normal)
@@ -131,7 +130,7 @@ _QUANTILES: dict[Operation, Callable[..., Tensor]] = {
 def _by_quantile(mode: RandomMode, func: Operation, input: Tensor, *args: float, **kwargs: Any) -> Tensor:
     """Numbers by their quantile function: the median where noise is left out; of a waiting time, none."""
     kind = "rand" if func is Tensor.exponential_ else "randn"
-    return _filled(input, _QUANTILES[func](_uniforms(mode, kind, input), *args, **kwargs))
+    return _filled(mode, input, _QUANTILES[func](_uniforms(mode, kind, input), *args, **kwargs))
 
 
 @_keyed(torch.randint, torch.randint_like)

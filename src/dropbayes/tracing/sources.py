@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import PyTree
 
 from dropbayes.tracing.operations import Arguments, NamedArguments, Operation
-from dropbayes.tracing.transforms import all_members
+from dropbayes.tracing.transforms import all_members, divided
 
 Handlers = dict[Callable[..., Any], Callable[..., Any]]
 """What replaces each stochastic operation: a function of the mode, the operation and its arguments."""
@@ -103,10 +103,6 @@ class Source(ABC):
         if not bool((tensor == value).all()):
             raise UnsupportedStrategy("a branch on a value that differs between rows or draws")
         return value
-
-    def blank(self, zeros: Tensor) -> Tensor:
-        """Zeros for the network to write into: in torch.func.vmap, its own for each member."""
-        return zeros
 
     def drawn(self) -> Any:
         """The site whose uniforms, or ones and zeros, the last operation has drawn; None for any other operation."""
@@ -202,6 +198,12 @@ class RandomMode(TorchFunctionMode):
     def __init__(self, source: Source) -> None:
         super().__init__()
         self.source = source
+        self.own: set[int] = set()  # the ids of tensors that nothing but this pass holds, where members are mapped over
+
+    def divides(self, tensor: Tensor) -> bool:
+        """Makes a tensor of this pass alone one for each member that is mapped over; whether it was one for all."""
+        base = tensor if tensor._base is None else tensor._base
+        return id(base) in self.own and divided(tensor)
 
 
 def scaled_product(x: Tensor, keep: Tensor, drop_prob: float, inplace: bool = False) -> Tensor:

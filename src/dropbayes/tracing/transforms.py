@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch import pyfunctorch
 
 _functorch: Any = torch._C._functorch
 
@@ -26,6 +27,29 @@ def unmapped(x: Tensor, level: int, axis: int, size: int) -> Tensor:
         return x.unsqueeze(axis).expand(*x.shape[:axis], size, *x.shape[axis:])
     members: Tensor = _functorch.get_unwrapped(x)
     return members.movedim(_functorch.maybe_get_bdim(x), axis)
+
+
+def divided(tensor: Tensor) -> bool:
+    """Makes a tensor, wherever it is held, one for each member that is mapped over; whether it was one for all.
+
+    Their values can then be written into it. It stays as it is where other views of its memory would not follow.
+    """
+    base = made = tensor if tensor._base is None else tensor._base
+    for transform in map(pyfunctorch.coerce_cinterpreter, _functorch.get_interpreter_stack() or ()):
+        if isinstance(transform, pyfunctorch.VmapInterpreter) and _functorch.maybe_get_level(made) < transform.level():
+            made = add_batch_dim(made.repeat(transform.batch_size(), *(1,) * made.dim()), 0, transform.level())
+    if made is base or type(base) is not Tensor or not base.is_contiguous() or all_members(base)._is_view():
+        return False
+    form, is_whole = (tensor.shape, tensor.stride(), tensor.storage_offset()), base is tensor
+    if not is_whole:
+        torch.utils.swap_tensors(tensor, torch.empty(0))  # which no longer refers to the base
+    try:
+        torch.utils.swap_tensors(base, made)
+    except RuntimeError:  # others refer to it
+        made = base
+    if not is_whole:
+        torch.utils.swap_tensors(tensor, base.as_strided(*form))
+    return made is not base
 
 
 def all_members(x: Tensor) -> Tensor:

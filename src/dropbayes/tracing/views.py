@@ -124,6 +124,11 @@ class View:
                 self._clones[id(module)].__dict__["_parameters"] = dict(module._parameters)
 
     @property
+    def own_tensors(self) -> set[int]:
+        """The ids of the buffers and plain tensors of which it has copies."""
+        return {id(value) for value in self._copies.values() if isinstance(value, Tensor)}
+
+    @property
     def originals(self) -> dict[int, nn.Module]:
         """The modules of the network itself, by id."""
         return {id(module): module for module in self._originals}
