@@ -208,7 +208,8 @@ class KeyedSource(SiteSource):
             return None if plain else _linear(x, weight, bias)
         drop_prob = self._pending[1]
         # Var[W (h ∘ z / keep_prob)] = (W ∘ W)(h ∘ h) drop_prob / keep_prob for z ~ Bernoulli(keep_prob)
-        self.variance = _linear(x.square(), weight.square()) * (drop_prob / (1 - drop_prob))
+        # As products: autocast takes a square in float32, twice the memory of half precision.
+        self.variance = _linear(x * x, weight * weight) * (drop_prob / (1 - drop_prob))
         result = _linear(x, weight, bias)
         self._integrated = (result, version(result))
         return result
