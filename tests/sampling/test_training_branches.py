@@ -434,3 +434,15 @@ def test_dropout_in_a_branch_that_is_scaled_in_training_is_switched_on(gate):
     with unchanged(net, x):
         assert_law(net, x)
     assert_functions(net, x)
+
+
+class OwnDrop(nn.Module):
+    def forward(self, x):
+        return x * (torch.rand_like(x) > 0.5) * 2 if self.training else x
+
+
+def test_dropout_of_ones_own_in_a_branch_that_no_probe_takes_is_refused():
+    net, x = made(lambda: (Skipping(GATES["of ones and zeros"]), torch.randn(3, 8)))
+    net.drop = OwnDrop()
+    with pytest.raises(ValueError, match="rand in drop"):
+        db.predict(net, x, n_draws=30)

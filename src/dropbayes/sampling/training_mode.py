@@ -45,14 +45,24 @@ def training_probe(prober: Prober, rows: Inputs, plain: Probe) -> tuple[Probe, F
     chosen = prober(rows.leaves, flags) if dropping else plain
     if not chosen.fits(plain):
         raise ValueError(f"`net` gives an output of another form in training: {_describe(chosen)}.")
-    full = full or chosen
-    every, some = (Counter((site.path, site.kind) for site in probe.recorder.sites) for probe in (full, chosen))
-    missing = [f"{kind} in {path or 'the network'}" for path, kind in every - some]
-    if missing := missing + [name for name in full.host.moved if name not in chosen.host.moved]:
+    pairs = [(full or chosen, chosen)]
+    with contextlib.suppress(ProbeFailed):  # a coin may lead to further sites
+        pairs += [
+            (prober(rows.leaves, training_flags(prober.ignored), one), prober(rows.leaves, flags, one))
+            for one in NEUTRAL[2:4]
+        ]
+    missing = [name for both in pairs for name in _missing(*both)]
+    if missing := missing + [name for name in pairs[0][0].host.moved if name not in chosen.host.moved]:
         rule = f"draws in training what cannot be switched on alone: {missing[0]}"
         remedy = "Name the module in Sampling(ignore_modules=...), or let its output differ by dropout only"
         raise ValueError(f"`net` {rule}. Its training branch changes more than dropout. {remedy}.")
     return chosen, flags
+
+
+def _missing(full: Probe, chosen: Probe) -> list[str]:
+    """The sites of one probe that another has not met, in words."""
+    every, some = (Counter((site.path, site.kind) for site in probe.recorder.sites) for probe in (full, chosen))
+    return [f"{kind} in {path or 'the network'}" for path, kind in every - some]
 
 
 def _is_neutral(prober: Prober, rows: Inputs, flags: Flags, full: Probe) -> bool:
