@@ -39,7 +39,8 @@ def training_probe(prober: Prober, rows: Inputs, plain: Probe) -> tuple[Probe, F
             return full, flags
     classes = sorted({type(m) for n, m in prober.net.named_modules() if flags(n, m)}, key=lambda cls: cls.__name__)
     # Those of torch do no more, though they may be met in a branch alone that no random number here has taken.
-    known = {cls for cls in classes if cls.__module__.rpartition("nn.modules.")[2] in ("activation", "dropout", "rnn")}
+    homes = [f"torch.nn.modules.{name}" for name in ("activation", "dropout", "rnn")]
+    known = {cls for cls in classes if cls.__module__ in homes}
     dropping = known.union(cls for cls in classes if cls not in known and _only_drops(prober, rows, cls, plain))
     flags = training_flags(prober.ignored, in_evaluation=frozenset(classes) - dropping)
     chosen = prober(rows.leaves, flags) if dropping else plain
