@@ -1,10 +1,12 @@
 """Tensors that are mapped over by torch.func.vmap."""
 
+import pytest
 import torch
 from torch import nn
 from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 
+from dropbayes.tracing import Interception, Ones
 from dropbayes.tracing.transforms import (
     add_batch_dim,
     all_members,
@@ -98,3 +100,21 @@ def test_parameters_and_what_is_divided_already_stay():
 
     vmap(member)(X)
     assert not is_batched(weight) and not divided(X)
+
+
+class MappedOver(Ones):
+    maps = True
+
+
+def test_only_a_tensor_that_the_pass_has_made_is_divided():
+    outer = torch.zeros(4)
+
+    def member(row, write):
+        with Interception(MappedOver()):
+            return write(row)
+
+    found = vmap(lambda row: member(row, lambda row: torch.zeros(4).add_(row)))(X)
+    assert torch.equal(found, X)
+    with pytest.raises(RuntimeError, match="broadcast shape"):
+        vmap(lambda row: member(row, outer.add_))(X)
+    assert not is_batched(outer) and torch.equal(outer, torch.zeros(4))
