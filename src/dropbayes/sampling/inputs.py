@@ -60,8 +60,9 @@ class Inputs:
 
     def padded_rows(self, start: int, stop: int, size: int) -> list[Any]:
         """The leaves with the rows from `start` to `stop`, the last repeated up to `size`: no new NaN comes in."""
-        padded = torch.arange(start, start + size, device="cpu").clamp(max=stop - 1)
-        return self.rows(padded if size > stop - start else range(start, stop))
+        if size > stop - start:
+            return self.rows(torch.arange(start, start + size, device="cpu").clamp(max=stop - 1))
+        return self.rows(range(start, stop))
 
     def block(self, start: int, stop: int) -> Self:
         """The rows from `start` to `stop` as separate inputs."""
